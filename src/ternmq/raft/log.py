@@ -356,9 +356,7 @@ class RaftLog:
 
     def _append_stretches(self, stretches: list[Stretch], data: Buffer) -> None:
         plain, view, done, number = self._plain, memoryview(data), 0, 0
-        if plain.end > self.end:
-            # A blank was written for an entry that never came.
-            plain.truncate(self.end, plain.store_time_ms)
+        self._take_blank_back()
         while number < len(stretches):
             together = [stretches[number]]
             begin = together[0].first.position
@@ -515,8 +513,16 @@ class RaftLog:
         if self._index.is_late:
             self._index.write_out()
 
+    def _take_blank_back(self) -> None:
+        """If a blank was written for an entry that never came, as the disk was full: the next one may fit before it,
+        and all members must have it at the same place."""
+        plain = self._plain
+        if plain.end > self.end:
+            plain.truncate(self.end, plain.store_time_ms)
+
     def reserve(self, record_bytes: int, count: int = 1) -> None:
         self._write_late()
+        self._take_blank_back()
         self._plain.reserve(record_bytes, count)
 
     def seal(self, end: int, store_time_ms: int) -> None:
