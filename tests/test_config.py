@@ -13,7 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ternmq.config import Settings, _read_properties, load, rocketmq_name, to_line, to_properties
+from ternmq.config import (
+    Settings,
+    _read_properties,
+    load,
+    origin_lines,
+    parse_origins,
+    rocketmq_name,
+    to_line,
+    to_properties,
+)
 from ternmq.errors import ConfigError
 
 
@@ -359,3 +368,31 @@ def test_a_line_that_is_written_is_read_as_one_setting(text: str) -> None:
     """T2: whatever the value has."""
     (setting,) = Settings.parse(to_line("key", text), "test").given
     assert ("key", text) == (setting.key, setting.value)
+
+
+# --- Origins ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_last_source_of_a_setting_is_its_origin(tmp_path: Path) -> None:
+    """T2: defaults have none; a section counts for its component only."""
+    file = tmp_path / "broker.conf"
+    file.write_text("brokerName=a\nlistenPort=1\nstore.storePathRootDir=s\nnamesrv.bindAddress=127.0.0.1\n")
+    given = Settings.gather(files=[file], env={"TERNMQ_FLUSH_DISK_TYPE": "SYNC_FLUSH"}, flags=["listenPort=2"])
+
+    assert {
+        "brokerName": f"{file}, line 1",
+        "listenPort": "--set",
+        "storePathRootDir": f"{file}, line 3",
+        "flushDiskType": "environment variable TERNMQ_FLUSH_DISK_TYPE",
+    } == given.origins(BrokerConfig, StoreConfig)
+
+
+@given(st.dictionaries(st.from_regex(r"[a-z][A-Za-z]{0,8}", fullmatch=True), st.text(max_size=20).map(str.strip)))
+def test_origins_travel_as_comments_that_readers_of_settings_skip(origins: dict[str, str]) -> None:
+    """T2: whatever a path is made of; tools that do not know them see the settings only."""
+    text = to_line("listenPort", "1") + origin_lines(origins) + to_line("brokerName", "a")
+
+    assert origins == parse_origins(text, "the reply")
+    assert {"listenPort": "1", "brokerName": "a"} == {
+        setting.key: setting.value for setting in Settings.parse(text, "the reply").given
+    }

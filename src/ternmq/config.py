@@ -179,6 +179,10 @@ class Settings:
                 places[field.name] = setting
         return values, places
 
+    def origins(self, *kinds: type) -> dict[str, str]:
+        """Where each setting of these components was given, by RocketMQ's names; those with their default are not."""
+        return {rocketmq_name(name): setting.place for kind in kinds for name, setting in self._values(kind)[1].items()}
+
     def strangers(self, *kinds: type) -> list[Setting]:
         """Settings that none of the components knows."""
         known = {(section, name) for kind in kinds for name in _names(kind) for section in ("", _section_of(kind))}
@@ -262,6 +266,23 @@ def to_line(name: str, text: str) -> str:
     """A line of a ``.properties`` file; what Java and this module read as something else is escaped."""
     escaped = "".join(_ESCAPED.get(char, char) for char in text)
     return f"{name}={escaped}\n"
+
+
+#: Begins a comment that says where a setting comes from; tools of RocketMQ skip it.
+_ORIGIN: Final = "# origin "
+#: Of a setting that was changed while the server runs, or in an earlier run.
+RUN_TIME: Final = "changed at run time"
+
+
+def origin_lines(origins: Mapping[str, str]) -> str:
+    """Where settings come from, as comments of a ``.properties`` text."""
+    return "".join(_ORIGIN + to_line(name, place) for name, place in sorted(origins.items()))
+
+
+def parse_origins(text: str, place: str) -> dict[str, str]:
+    """What ``origin_lines`` has written into a text; empty for those of others."""
+    lines = "".join(line.removeprefix(_ORIGIN) + "\n" for line in text.splitlines() if line.startswith(_ORIGIN))
+    return {setting.key: setting.value for setting in Settings.parse(lines, place).given}
 
 
 def texts(config: object) -> dict[str, str]:

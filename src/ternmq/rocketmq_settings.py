@@ -200,11 +200,15 @@ _NO_METRICS: Final = "metrics are not exported yet: use `tern` or mqadmin to see
 UNKEPT: Final = {
     # Replication and roles.
     "allAckInSyncStateSet": Instead(_NO_REPLICATION, _OFF),
+    "asyncLearner": Instead(_NO_REPLICATION, _OFF),
     "controllerAddr": Instead(_NO_CONTROLLER, frozenset({""})),
     "duplicationEnable": Instead(_NO_REPLICATION, _OFF),
+    "enableAutoInSyncReplicas": Instead("the number of replicas in sync is never lowered by itself", _OFF),
     "enableControllerInNamesrv": Instead(_NO_CONTROLLER, _OFF),
     "enableControllerMode": Instead(_NO_CONTROLLER, _OFF),
     "enableSlaveActingMaster": Instead(_NO_REPLICATION, _OFF),
+    "enableRemoteEscape": Instead("messages are never sent to another broker while there is no master", _OFF),
+    "haFlowControlEnable": Instead("the transfer of the log to slaves is not limited", _OFF),
     "lockInStrictMode": Instead("queue locks are kept on the master only", _OFF),
     "notifyMinBrokerIdChanged": Instead("brokers are not notified when a master is lost", _OFF),
     "supportActingMaster": Instead(
@@ -249,11 +253,25 @@ UNKEPT: Final = {
     "startAcceptSendRequestTimeStamp": Instead("messages are accepted immediately after the start", frozenset({"0"})),
     "useStaticSubscription": Instead("subscriptions come from heartbeats only", _OFF),
     "validateSystemTopicWhenUpdateTopic": Instead("system topics can never be changed", _ON),
+    "configBlackList": Instead(
+        "the settings that can be changed at run time are fixed: `tern config show` lists them",
+        frozenset({"", "configblacklist;brokerconfigpath"}),
+    ),
+    "enableNetWorkFlowControl": Instead("connections have limits of their own: maxConnections and others", _OFF),
+    "realTimeNotifyConsumerChange": Instead(
+        "members are always notified at once; notifyConsumerIdsChangedEnable=false switches it off", _ON
+    ),
+    # Delayed messages.
+    "timerInterceptDelayLevel": Instead("messages with a delay level always wait in the queues of the levels", _OFF),
+    "timerPrecisionMs": Instead("delivery times are kept to the second", frozenset({"1000"})),
+    "timerStopDequeue": Instead("messages are always delivered when they are due", _OFF),
+    "timerStopEnqueue": Instead("messages with a delivery time are always accepted", _OFF),
     # Name servers.
     "clusterTest": Instead("routes are never requested from another environment", _OFF),
     "fetchNamesrvAddrByAddressServer": Instead("name servers are taken from namesrvAddr only", _OFF),
     "fetchNameSrvAddrByDnsLookup": Instead("name servers are taken from namesrvAddr only", _OFF),
     # Features.
+    "enableBroadcastOffsetStore": Instead("members of a broadcast keep their progress themselves", _OFF),
     "enableLmq": Instead(_NO_LIGHT, _OFF),
     "enableMultiDispatch": Instead(_NO_LIGHT, _OFF),
     "filterServerNums": Instead("filter servers are not supported: use tags or SQL92", frozenset({"0"})),

@@ -122,3 +122,34 @@ async def test_a_group_is_switched_to_pop_where_the_topic_is(admin: Admin) -> No
     assert ["broker-a", "broker-b"] == sorted(broker.name for broker in brokers)
     with pytest.raises(TopicMissing):
         await admin.groups.set_mode("billing", "missing", RequestMode.POP)
+
+
+async def test_a_group_is_deleted_with_its_offsets(cluster: EmbeddedCluster, admin: Admin) -> None:
+    """D2: its consumers begin anew; an unknown group is an error."""
+    async with Producer("shop", name_servers=cluster.name_servers) as producer:
+        await producer.send(Message("orders", b"one"))
+    await consume(cluster.name_servers, 1)
+
+    deleted = await admin.groups.delete("billing")
+
+    assert len(deleted) >= 1
+    assert "billing" not in await admin.groups.names()
+    with pytest.raises(GroupMissing):
+        await admin.groups.delete("billing")
+    with pytest.raises(GroupMissing):
+        await admin.groups.progress("billing")
+
+
+async def test_loads_tell_rates_members_and_lag(cluster: EmbeddedCluster, admin: Admin) -> None:
+    """D5, T1: of brokers, topics and groups; those of the system are left out, and the number is bounded."""
+    async with Producer("shop", name_servers=cluster.name_servers) as producer:
+        for body in (b"one", b"two"):
+            await producer.send(Message("orders", body))
+    await consume(cluster.name_servers, 1)
+
+    brokers, topics, groups = await admin.brokers.loads(), await admin.topics.loads(), await admin.groups.loads()
+
+    assert all(one.time_ms and one.memory_bytes and not one.trouble for one in brokers)
+    assert [("orders", 2)] == [(one.topic, one.messages) for one in topics if one.topic == "orders"]
+    assert [("billing", 0, 1)] == [(one.group, one.members, one.lag) for one in groups if one.group == "billing"]
+    assert [] == await admin.topics.loads(count_max=0) == await admin.groups.loads(count_max=0)

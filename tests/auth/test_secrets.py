@@ -131,7 +131,7 @@ def test_the_program_uses_a_profile(cluster: EmbeddedCluster, tmp_path: Path) ->
     listed = tern("topic", "list", "--json", environment=keys)
     unsigned = tern("send", "orders", "hello", "-n", cluster.name_servers, environment={})
 
-    assert [0, 0, 1, 0, 1] == [one.returncode for one in (made, sent, refused, listed, unsigned)], made.stderr
+    assert [0, 0, 4, 0, 4] == [one.returncode for one in (made, sent, refused, listed, unsigned)], made.stderr
     assert "no permission for topic:'payments'" in refused.stderr
     assert "is not signed" in unsigned.stderr
     assert "orders" in listed.stdout
@@ -179,7 +179,7 @@ def test_secrets_are_in_no_output_of_a_full_run(tmp_path: Path) -> None:
             ("topic", "route", "orders", "--json"),
             ("send", "orders", "hello", "--debug"),
             ("group", "list", "--json"),
-            ("topic", "delete", "missing", "--debug"),
+            ("topic", "delete", "missing", "--yes", "--debug"),
         ):
             for profile in ("boss", "shop"):
                 done = tern("--profile", profile, *arguments, environment=file)

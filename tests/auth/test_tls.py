@@ -400,5 +400,5 @@ def test_certificates_are_made_by_the_program_and_never_overwritten(tmp_path: Pa
     for name in ("10.0.0.1", "broker.example", "127.0.0.1", "localhost"):
         assert name in text
     for refused, sentence in ((again, "exists already"), (days, "invalid --days 0"), (host, "invalid --host")):
-        assert 1 == refused.returncode
+        assert 2 == refused.returncode
         assert sentence in refused.stderr

@@ -559,8 +559,16 @@ def test_the_command_line_never_takes_a_password_as_an_option(tmp_path: Path) ->
         shown = tern("user", "policies", "--json", stdin=b"", **environment)
         listed = tern("user", "list", stdin=b"", **environment)
         nothing = tern("user", "update", "shop", stdin=b"", **environment)
+        asked = [
+            tern(*command, stdin=b"", **environment)
+            for command in (("user", "revoke", "shop", "Topic:orders"), ("user", "delete", "shop"))
+        ]
+        deleted = tern("user", "delete", "shop", "--yes", stdin=b"", **environment)
 
-    assert [0, 0, 0, 0, 0, 1] == [one.returncode for one in (created, by_pipe, allowed, shown, listed, nothing)], (
+    assert [2, 2, 0] == [one.returncode for one in (*asked, deleted)]
+    for one in asked:
+        assert "Allow Get, Pub on Topic:orders\n" in one.stderr
+    assert [0, 0, 0, 0, 0, 2] == [one.returncode for one in (created, by_pipe, allowed, shown, listed, nothing)], (
         created.stderr + by_pipe.stderr + allowed.stderr
     )
     assert "shop may Pub, Get on Topic:orders\n" == allowed.stdout

@@ -13,7 +13,10 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from ternmq.broker import metrics
+from ternmq.net import exposition
 from ternmq.wire.auth import Credentials
+from ternmq.wire.bodies.codec import decode
+from ternmq.wire.bodies.routes import KvTable
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.requests import UpdateOffset
 from tests.auth.accounts import BILLING, BOSS, acl_in
@@ -61,15 +64,58 @@ async def test_counts_and_lag_are_those_of_the_broker(tmp_path: Path) -> None:
     assert 0 < series["rocketmq_throughput_in_total", "orders", ""]
     assert 5 == series["rocketmq_messages_out_total", "orders", "billing"]
     assert 2 == series["rocketmq_consumer_lag_messages", "orders", "billing"]
+    assert 0 <= series["rocketmq_consumer_lag_latency", "orders", "billing"] < 60_000
+    assert 100 < series["ternmq_consumer_lag_bytes", "orders", "billing"] < series["rocketmq_storage_size", "", ""]
     assert 0 < series["rocketmq_storage_size", "", ""]
     assert {"ternmq_build_info", "ternmq_broker_role", "ternmq_refused_requests_total"} <= names
     assert 0 < series["process_resident_memory_bytes", "", ""]
 
 
+async def test_the_lag_in_time_of_old_messages_is_read_from_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """T4, D5: for so many groups; of the others it is not told."""
+    monkeypatch.setattr(metrics, "OLD_MAX", 1)
+    store = {"access_message_in_memory_max_ratio": 0}
+    async with site_of(tmp_path, store=store) as (running, site), dialled(running.address) as caller:
+        for topic, count in (("orders", 2), ("bills", 5)):
+            for _ in range(count):
+                await caller.sent(topic, b"1")
+            await caller.heartbeat("billing", {topic: "*"})
+            await commit(caller, "billing", topic, 0)
+        series, _ = await scrape(site)
+    assert 0 <= series["rocketmq_consumer_lag_latency", "bills", "billing"] < 600_000
+    assert ("rocketmq_consumer_lag_latency", "orders", "billing") not in series
+    assert 2 == series["rocketmq_consumer_lag_messages", "orders", "billing"]
+
+
+async def test_waits_of_requests_are_counted_in_buckets(tmp_path: Path) -> None:
+    """D5, T4: each send once, alone or in a run; the runtime table has the same, as RocketMQ writes it."""
+    async with site_of(tmp_path) as (running, site), dialled(running.address) as caller:
+        properties = {"UNIQ_KEY": "7F000001000018B4AAC2000000000001"}
+        await caller.sent("orders", b"0", properties=properties)
+        await asyncio.gather(*(caller.sent("orders", b"1", properties=properties) for _ in range(60)))
+        _, text = await site.get("/metrics")
+        response = await caller.call(RequestCode.GET_BROKER_RUNTIME_INFO)
+    found = {
+        sample.labels["le"]: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "ternmq_request_wait_milliseconds_bucket" and sample.labels["processor"] == "send"
+    }
+    assert [61] == [value for bound, value in found.items() if bound == "+Inf"]
+    assert list(found.values()) == sorted(found.values())
+    told = decode(response.body, KvTable).table["putMessageDistributeTime"]
+    spans = re.findall(r"\[([^\]]+)\]:(\d+) ", told)
+    assert 61 == sum(int(count) for _, count in spans)
+    told_spans = "<=0ms 0~10ms 10~50ms 50~100ms 100~200ms 200~500ms 500ms~1s 1~2s 2~3s 3~4s 4~5s 5~10s 10s~"
+    assert told_spans == " ".join(span for span, _ in spans)
+
+
 async def test_a_metric_has_a_bounded_number_of_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """T4: and says how many it lacks."""
-    monkeypatch.setattr(metrics, "SERIES_MAX", 3)
-    monkeypatch.setattr(metrics, "SLICE_ROWS", 2)
+    monkeypatch.setattr(exposition, "SERIES_MAX", 3)
+    monkeypatch.setattr(exposition, "SLICE_ROWS", 2)
     async with site_of(tmp_path) as (running, site), dialled(running.address) as caller:
         for number in range(8):
             await caller.sent(f"t{number}", b"1")
@@ -96,13 +142,13 @@ async def test_one_text_is_made_at_a_time_and_given_to_all(tmp_path: Path, monke
         made.append(make(reading))
         return made[-1]
 
-    make = metrics._Reading.text
-    monkeypatch.setattr(metrics._Reading, "text", text)
+    make = exposition.Exposition.text
+    monkeypatch.setattr(exposition.Exposition, "text", text)
     async with site_of(tmp_path) as (_, site):
         answers = await asyncio.gather(*(site.get("/metrics") for _ in range(8)))
         assert {(200, made[0].decode())} == set(answers)
         assert 1 == len(made)
-        monkeypatch.setattr(metrics, "KEPT_S", 0.0)
+        monkeypatch.setattr(exposition, "KEPT_S", 0.0)
         await site.get("/metrics")
     assert 2 == len(made)
 
@@ -125,4 +171,4 @@ async def test_dashboard_and_alerts_ask_for_metrics_that_exist(tmp_path: Path) -
     for query in (*alerts, *queries):
         asked = set(_NAME.findall(query))
         assert asked
-        assert asked <= served | {"up"}, query
+        assert {name.removesuffix("_bucket") for name in asked} <= served | {"up"}, query

@@ -65,9 +65,11 @@ class Site:
 
 
 @asynccontextmanager
-async def site_of(tmp_path: Path, **changes: Any) -> AsyncIterator[tuple[Broker, Site]]:
+async def site_of(
+    tmp_path: Path, *, store: dict[str, Any] | None = None, **changes: Any
+) -> AsyncIterator[tuple[Broker, Site]]:
     port = free_port()
-    async with Broker(settings(http_port=port, **changes), small_store(tmp_path / "store")) as running:
+    async with Broker(settings(http_port=port, **changes), small_store(tmp_path / "store", **(store or {}))) as running:
         yield running, Site(port)
 
 

@@ -34,14 +34,14 @@ def test_a_topic_lives_from_create_to_delete(on_cluster: Tern) -> None:
     entries = on_cluster("topic", "entries", "life", "--broker", "broker-a", "--offset", "7")
     assert "queue 0 of life on broker-a has no entry 7; see `tern topic status life`" in entries.stdout + entries.stderr
 
-    assert "topic life was deleted on broker-a, broker-b\n" == on_cluster("topic", "delete", "life").stdout
+    assert "topic life was deleted on broker-a, broker-b\n" == on_cluster("topic", "delete", "life", "--yes").stdout
     assert "life" not in on_cluster("topic", "list").stdout
 
 
 def test_what_is_sent_is_consumed_and_the_progress_shows(on_cluster: Tern) -> None:
     """E1, F1, D4: the whole journey with a group."""
     sent = on_cluster(
-        "send", "journey", "one", "two", "三", "--tag", "new", "--key", "k1", "-p", "shop=north", "--json"
+        "send", "journey", "one", "two", "三", "--tag", "new", "--key", "k1", "-P", "shop=north", "--json"
     )
     receipts = [json.loads(line) for line in sent.stdout.splitlines()]
     assert ["SEND_OK"] * 3 == [receipt["status"] for receipt in receipts]
@@ -99,7 +99,7 @@ def test_looking_without_a_group_changes_nothing(on_cluster: Tern) -> None:
 def test_messages_are_chosen_by_their_properties(on_cluster: Tern) -> None:
     """K2: `tern up` filters by SQL; what cannot be read is shown with its place, before anything is asked."""
     for amount in ("5", "7", "9"):
-        on_cluster("send", "priced", amount, "-p", f"amount={amount}")
+        on_cluster("send", "priced", amount, "-P", f"amount={amount}")
 
     assert "7\n9\n" == on_cluster("consume", "priced", "--no-follow", "--sql", "amount > 5").stdout
     assert "9\n" == on_cluster("consume", "priced", "-g", "rich", "--sql", "amount > 7", "--count", "1").stdout

@@ -28,7 +28,7 @@ def array(done: subprocess.CompletedProcess[str]) -> list[Any]:
 
 
 def send(tern: Tern, topic: str, *bodies: str, key: str = "k") -> list[Any]:
-    return lines(tern("send", topic, *bodies, "--tag", "new", "--key", key, "-p", "city=杭州", "--json"))
+    return lines(tern("send", topic, *bodies, "--tag", "new", "--key", key, "-P", "city=杭州", "--json"))
 
 
 def test_a_message_is_shown_by_each_of_its_names(on_cluster: Tern) -> None:
@@ -114,7 +114,7 @@ def test_a_group_is_sent_back_and_cloned(on_cluster: Tern) -> None:
     send(on_cluster, "again", "1", "2")
     work_off = ("consume", "again", "-g", "rewound", "--no-follow")
     assert ["1", "2"] == sorted(on_cluster(*work_off).stdout.split())
-    reset = ("group", "reset", "rewound", "again", "--to", "first")
+    reset = ("group", "reset", "rewound", "again", "--to", "first", "--yes")
 
     planned = on_cluster(*reset, "--dry-run")
     assert "" == on_cluster(*work_off).stdout
@@ -142,7 +142,7 @@ def test_a_group_is_sent_back_and_cloned(on_cluster: Tern) -> None:
             "tern: TBW102@broker-z:0 does not exist or is not readable; see",
         ),
         (("message", "find", "t", "--key", "two words"), "tern: invalid key 'two words': expected one word"),
-        (("group", "reset", "nobody", "t", "--to", "first"), "tern: group 'nobody' does not exist; see `tern"),
+        (("group", "reset", "nobody", "t", "--to", "first", "--yes"), "tern: group 'nobody' does not exist; see `tern"),
         (
             ("group", "reset", "nobody", "t", "--to", "soon"),
             "tern: 'soon' is not a valid time; expected 2026-01-31T12:00",

@@ -94,6 +94,8 @@ async def test_a_killed_master_is_replaced_and_returns_as_a_slave(tmp_path: Path
             tasks.create_task(load.run(producer, name))
         await load.grows(100)
         old.end(signal.SIGKILL)
+        asked = await asyncio.to_thread(tern, "broker", "promote", new.ready["address"], NAMESRV_ADDR=names)
+        assert (2, True) == (asked.returncode, "There is no terminal for the answer; add --yes" in asked.stderr)
         told = await asyncio.to_thread(
             tern, "broker", "promote", new.ready["address"], "--yes", "--json", NAMESRV_ADDR=names
         )

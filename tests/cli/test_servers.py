@@ -87,7 +87,7 @@ def test_a_second_up_on_the_same_port_or_directory_is_refused(tmp_path: Path, st
     same_port = tern("up", "--dir", str(tmp_path / "other"), "--port", port, "--broker-port", "0")
     same_directory = tern("up", "--dir", str(tmp_path / "data"), "--port", "0", "--broker-port", "0")
 
-    assert (1, "") == (same_port.returncode, same_port.stdout)
+    assert (5, "") == (same_port.returncode, same_port.stdout)
     assert (
         f"tern: port {port} on 127.0.0.1 is in use; stop the program that uses it, or choose another port\n"
         == same_port.stderr
@@ -133,7 +133,7 @@ def test_settings_of_up_reach_all_brokers(tmp_path: Path, start: Start) -> None:
 
     refused = tern("send", "unknown", "x", "-n", up.name_server)
 
-    assert (1, "") == (refused.returncode, refused.stdout)
+    assert (3, "") == (refused.returncode, refused.stdout)
     assert "tern topic create unknown" in refused.stderr
     assert 1 == up.errors.count("unknown setting")
     assert "did you mean listenPort?" in up.errors
@@ -164,7 +164,7 @@ def test_up_is_for_this_machine_unless_it_is_asked(tmp_path: Path, start: Start)
     asked.end(signal.SIGTERM)
 
     nowhere = tern("up", "--dir", str(tmp_path / "c"), "--host", "0.0.0.0")
-    assert (1, True) == (nowhere.returncode, "clients cannot connect to this address" in nowhere.stderr)
+    assert (2, True) == (nowhere.returncode, "clients cannot connect to this address" in nowhere.stderr)
 
 
 def test_servers_say_where_they_listen(tmp_path: Path, start: Start) -> None:
@@ -198,8 +198,8 @@ def test_a_server_that_would_stand_open_does_not_start(tmp_path: Path) -> None:
         ("up", "--dir", str(tmp_path), "--set", "authorizationWhitelist=105"),
     ):
         refused = tern(*command)
-        assert (1, "") == (refused.returncode, refused.stdout)
+        assert (2, "") == (refused.returncode, refused.stdout)
         assert "not supported" in refused.stderr
     unset = tern("namesrv", "-p", "0", TERNMQ_TLS_SERVER_MODE="permissive")
-    assert 1 == unset.returncode
+    assert 2 == unset.returncode
     assert "tls.server.mode=permissive needs tls.server.certPath" in unset.stderr

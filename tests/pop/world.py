@@ -112,6 +112,7 @@ class World:
             topics=self.topics,
             has_group=lambda group: self.groups.get(group) is not None,
             retry_v2=self.options.retry_v2,
+            count=lambda topic, messages, size_bytes: None,
         )
         self.buffer = PopBuffer(
             store=self.store,

@@ -32,7 +32,7 @@ def test_a_group_is_started_shown_and_handed_over(tmp_path: Path) -> None:
             role: sum(role in row for row in roles) for role in ("RAFT_LEADER", "RAFT_FOLLOWER")
         }
         refused = tern("broker", "promote", leader["address"], "--yes", *names)
-        assert (1, True) == (refused.returncode, "use `tern broker transfer`" in refused.stderr)
+        assert (4, True) == (refused.returncode, "use `tern broker transfer`" in refused.stderr)
         assert "'n9' cannot lead" in tern("raft", "transfer", "n9", *names).stderr
 
 
@@ -44,4 +44,4 @@ def test_what_cannot_be_is_refused_with_a_sentence(tmp_path: Path) -> None:
     assert "--raft and --slaves exclude each other" in both.stderr
     assert "a Raft group has at most 9 members" in many.stderr
     assert "enableDLegerCommitLog=true needs dLegerPeers" in alone.stderr
-    assert {1} == {both.returncode, many.returncode, alone.returncode}
+    assert {2} == {both.returncode, many.returncode, alone.returncode}

@@ -24,7 +24,9 @@ async def test_a_machine_is_replaced_and_a_disk_is_lost_while_messages_come(tmp_
             processes.members["n3"] = await asyncio.to_thread(_join, processes, port)
             joined = await asyncio.to_thread(tern, "raft", "add", f"n3-127.0.0.1:{port}", *names)
             assert "n3 is a member that votes\n" == joined.stdout, joined.stderr
-            left = await asyncio.to_thread(tern, "raft", "remove", old, *names)
+            asked = await asyncio.to_thread(tern, "raft", "remove", old, *names)
+            assert (2, True) == (asked.returncode, "3 members that vote are left" in asked.stderr), asked.stderr
+            left = await asyncio.to_thread(tern, "raft", "remove", old, "--yes", *names)
             assert f"{old} is not a member any more; stop its broker\n" == left.stdout, left.stderr
             await asyncio.to_thread(processes.kill, old)
             await load.goes_on(50)
@@ -40,10 +42,10 @@ async def test_a_machine_is_replaced_and_a_disk_is_lost_while_messages_come(tmp_
         async with asyncio.timeout(LONG_S):
             while any(member.filling for member in await admin.raft.status("broker-a")):
                 await asyncio.sleep(0.05)
-        refused = await asyncio.to_thread(tern, "raft", "remove", "n9", *names)
-        assert (1, True) == (refused.returncode, "'n9' is not a member of the group" in refused.stderr)
+        refused = await asyncio.to_thread(tern, "raft", "remove", "n9", "--yes", *names)
+        assert (4, True) == (refused.returncode, "'n9' is not a member of the group" in refused.stderr)
         again = await asyncio.to_thread(tern, "raft", "add", f"n3-127.0.0.1:{port}", *names)
-        assert (1, True) == (again.returncode, "is a member already" in again.stderr)
+        assert (4, True) == (again.returncode, "is a member already" in again.stderr)
         status = json.loads((await asyncio.to_thread(tern, "raft", "status", "--json", *names)).stdout)
         assert {True} == {each["votes"] for each in status}
         await asyncio.to_thread(processes.stop)

@@ -22,7 +22,7 @@ from ternmq.errors import MessageIllegal, ServiceNotAvailable, TernError
 from ternmq.message import Message
 from ternmq.testing.cluster import BROKER_PORT, Cluster, Node
 from ternmq.wire.bodies.codec import encode
-from ternmq.wire.bodies.groups import SubscriptionGroupConfig
+from ternmq.wire.bodies.groups import SimpleSubscription, SubscriptionGroupConfig
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.header import Reply
 from ternmq.wire.requests_admin import DeleteGroup
@@ -399,7 +399,8 @@ def test_only_the_leader_takes_changes_and_none_that_the_log_cannot_hold() -> No
         master = leader_of(members)
         follower = next(member for member in members if member is not master)
         assert master is not None
-        huge = SubscriptionGroupConfig(group_name="huge", attributes={"x": "y" * 5_000_000})
+        wanted = SimpleSubscription(topic="orders", expression="y" * 5_000_000)
+        huge = SubscriptionGroupConfig(group_name="huge", subscription_data_set=[wanted])
 
         async def work(node: Node) -> None:
             async with ClientInstance(node.client_config(), env=node.env) as instance:
@@ -427,13 +428,18 @@ def test_only_the_leader_takes_changes_and_none_that_the_log_cannot_hold() -> No
     run(1, story)
 
 
-async def test_a_topic_is_known_after_kill_9_of_the_leader_that_acknowledged_it(tmp_path: Path) -> None:
+async def test_a_topic_and_its_quota_are_known_after_kill_9_of_the_leader_that_acknowledged_them(
+    tmp_path: Path,
+) -> None:
+    """P4, M1."""
     async with running(tmp_path) as processes, Admin(processes.name_servers) as admin:
         old = await filled(admin)
         await admin.topics.create("orders", queues=3)
+        await admin.quotas.set_topic("orders", messages=5)
         await asyncio.to_thread(processes.kill, old)
         await leader(admin, but=old)
         assert 3 == (await _topics(admin)).get("orders")
+        assert [("orders", 5)] == [(quota.name, quota.messages) for quota in await admin.quotas.all()]
 
 
 async def _topics(admin: Admin) -> dict[str, int]:

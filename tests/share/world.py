@@ -20,6 +20,7 @@ from ternmq.broker.roles import Term
 from ternmq.broker.services.access import Access
 from ternmq.broker.services.intake import Intake
 from ternmq.broker.services.polls import Polls
+from ternmq.broker.services.quotas import Quotas
 from ternmq.broker.services.retry import Retries
 from ternmq.broker.services.sharing import SharePullOutcome, Sharing
 from ternmq.broker.tables.tables import Tables
@@ -127,7 +128,7 @@ class World:
             record_at=self.store.record_at,
             cold_record=self.store.cold.record,
             choice=self.random,
-            count=tables.stats.sent_back,
+            stats=tables.stats,
         )
         self.sharing = Sharing(
             config,
@@ -138,6 +139,7 @@ class World:
             groups=tables.groups,
             offsets=tables.offsets,
             stats=tables.stats,
+            quotas=Quotas(config, self.clock),
             filters=tables.filters,
             resend=self.retries.resend,
             clock=self.clock,

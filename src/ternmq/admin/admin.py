@@ -18,6 +18,7 @@ from ternmq.admin.messages import MessageAdmin
 from ternmq.admin.name_servers import NameServerAdmin
 from ternmq.admin.offsets import OffsetAdmin
 from ternmq.admin.queues import Queues
+from ternmq.admin.quotas import QuotaAdmin
 from ternmq.admin.raft import RaftAdmin
 from ternmq.admin.topics import TopicAdmin
 from ternmq.admin.traces import TraceAdmin
@@ -42,9 +43,9 @@ class Admin:
 
     Its methods are grouped by what they work on: ``admin.brokers``, ``admin.name_servers``, ``admin.clients``,
     ``admin.topics``, ``admin.groups``, ``admin.messages``, ``admin.dead_letters``, ``admin.delays``,
-    ``admin.offsets``, ``admin.raft``, ``admin.traces``, ``admin.transactions`` and ``admin.users``. Each call asks the
-    servers anew. All of them raise ``NameServersUnreachable``, ``NetworkError`` if a broker cannot be reached, and
-    ``BrokerRefused`` if a server refuses the request.
+    ``admin.offsets``, ``admin.quotas``, ``admin.raft``, ``admin.traces``, ``admin.transactions`` and ``admin.users``.
+    Each call asks the servers anew. All of them raise ``NameServersUnreachable``, ``NetworkError`` if a broker cannot
+    be reached, and ``BrokerRefused`` if a server refuses the request.
 
     Call its methods on the event loop's thread; programs without asyncio use ``SyncAdmin``.
 
@@ -69,6 +70,7 @@ class Admin:
         self.dead_letters = DeadLetterAdmin(self._instance, self.topics, self.messages, queues)
         self.delays = DelayAdmin(self._instance, self.brokers, queues)
         self.offsets = OffsetAdmin(self._instance, self.brokers, self.clients, self.groups, queues)
+        self.quotas = QuotaAdmin(self._instance, self.brokers, self.topics, self.groups)
         self.raft = RaftAdmin(self._instance, self.brokers)
         self.traces = TraceAdmin(self.messages)
         self.transactions = TransactionAdmin(self._instance, self.brokers)

@@ -15,9 +15,11 @@ from ternmq.admin.clients import ClientAdmin, Consumed, ConsumerInfo, LiveClient
 from ternmq.admin.deadletters import DeadLetter, DeadLetterAdmin, DeadLetterCount, Purged, Resent
 from ternmq.admin.delays import DelayAdmin, DelayedMessage, DelayStats
 from ternmq.admin.groups import GroupAdmin, GroupInfo, QueueProgress
+from ternmq.admin.loads import BrokerLoad, GroupLoad, TopicLoad
 from ternmq.admin.messages import COUNT_MAX, MessageAdmin
 from ternmq.admin.name_servers import NameServerAdmin
 from ternmq.admin.offsets import Move, OffsetAdmin
+from ternmq.admin.quotas import QuotaAdmin, QuotaInfo
 from ternmq.admin.raft import RaftAdmin, RaftMemberInfo
 from ternmq.admin.topics import READ_WRITE, QueueEntryInfo, QueueStatus, TopicAdmin, TopicInfo, Traffic
 from ternmq.admin.traces import TraceAdmin, TraceStep
@@ -48,9 +50,9 @@ class SyncAdmin(SyncAdminBase):
 
     Its methods are grouped by what they work on: ``admin.brokers``, ``admin.name_servers``, ``admin.clients``,
     ``admin.topics``, ``admin.groups``, ``admin.messages``, ``admin.dead_letters``, ``admin.delays``,
-    ``admin.offsets``, ``admin.raft``, ``admin.traces``, ``admin.transactions`` and ``admin.users``. Each call asks
-    the servers anew. All of them raise ``NameServersUnreachable``, ``NetworkError`` if a broker cannot be reached,
-    and ``BrokerRefused`` if a server refuses the request.
+    ``admin.offsets``, ``admin.quotas``, ``admin.raft``, ``admin.traces``, ``admin.transactions`` and
+    ``admin.users``. Each call asks the servers anew. All of them raise ``NameServersUnreachable``, ``NetworkError``
+    if a broker cannot be reached, and ``BrokerRefused`` if a server refuses the request.
 
     Its methods may be called from any thread, and wait for their result. All synchronous clients of a process share
     one background thread with an event loop.
@@ -72,6 +74,7 @@ class SyncAdmin(SyncAdminBase):
         self.dead_letters = SyncDeadLetterAdmin(lambda: self._admin().dead_letters, self._run)
         self.delays = SyncDelayAdmin(lambda: self._admin().delays, self._run)
         self.offsets = SyncOffsetAdmin(lambda: self._admin().offsets, self._run)
+        self.quotas = SyncQuotaAdmin(lambda: self._admin().quotas, self._run)
         self.raft = SyncRaftAdmin(lambda: self._admin().raft, self._run)
         self.traces = SyncTraceAdmin(lambda: self._admin().traces, self._run)
         self.transactions = SyncTransactionAdmin(lambda: self._admin().transactions, self._run)
@@ -104,9 +107,23 @@ class SyncBrokerAdmin(SyncNoun[BrokerAdmin]):
         """Role, log and slaves of the broker at ``address``, registered or not."""
         return self._run(self._noun().status_of(address))
 
+    def runtime(self, address: str) -> dict[str, str]:
+        """Counters, rates and sizes of the broker at ``address``, under RocketMQ's names (``mqadmin brokerStatus``)."""
+        return self._run(self._noun().runtime(address))
+
+    def loads(self) -> list[BrokerLoad]:
+        """How busy all registered brokers are. One that does not answer is in the list, with the reason."""
+        return self._run(self._noun().loads())
+
     def settings(self, address: str) -> dict[str, str]:
         """All settings of the broker at ``address``, under RocketMQ's names; secrets are left out."""
         return self._run(self._noun().settings(address))
+
+    def origins(self, address: str) -> dict[str, str]:
+        """Where settings of the broker at ``address`` were given: a line of a file, the environment, a flag, or at run
+        time. Those with their default are left out; brokers of RocketMQ do not tell.
+        """
+        return self._run(self._noun().origins(address))
 
     def change_settings(self, address: str, changes: Mapping[str, object]) -> None:
         """Change settings of the broker at ``address`` while it runs: all of ``changes``, or none.
@@ -139,6 +156,10 @@ class SyncNameServerAdmin(SyncNoun[NameServerAdmin]):
     def settings(self, address: str) -> dict[str, str]:
         """All settings of the name server at ``address``, under RocketMQ's names; secrets are left out."""
         return self._run(self._noun().settings(address))
+
+    def origins(self, address: str) -> dict[str, str]:
+        """Where settings of the name server at ``address`` were given; those with their default are left out."""
+        return self._run(self._noun().origins(address))
 
     def change_settings(self, address: str, changes: Mapping[str, object]) -> None:
         """Change settings of the name server at ``address`` while it runs: all of ``changes``, or none.
@@ -245,6 +266,10 @@ class SyncTopicAdmin(SyncNoun[TopicAdmin]):
         """The offsets of each queue of ``topic``, by broker and queue id. Raises ``RouteMissing``."""
         return self._run(self._noun().status(topic))
 
+    def loads(self, *, count_max: int = 1000) -> list[TopicLoad]:
+        """How busy topics are: the first ``count_max`` by name, without those of the system."""
+        return self._run(self._noun().loads(count_max=count_max))
+
     def entries(
         self, queue: MessageQueue, queue_offset: int, *, count_max: int = 10, group: str = ""
     ) -> list[QueueEntryInfo]:
@@ -284,6 +309,14 @@ class SyncGroupAdmin(SyncNoun[GroupAdmin]):
         """
         return self._run(self._noun().create(group, retry_max=retry_max, broadcast=broadcast, cluster=cluster))
 
+    def delete(self, group: str, *, cluster: str | None = None) -> list[BrokerInfo]:
+        """Delete ``group``, its settings and its offsets, on the masters of ``cluster`` that have it; returns those.
+
+        Members that are still active create it again. Messages in its retry and dead-letter topics stay. ``cluster``
+        may be None if there is only one. Raises ``GroupMissing``, ``ConfigError`` for an unknown cluster.
+        """
+        return self._run(self._noun().delete(group, cluster=cluster))
+
     def set_mode(
         self, group: str, topic: str, mode: RequestMode, *, share: int = 0, cluster: str | None = None
     ) -> list[BrokerInfo]:
@@ -303,6 +336,10 @@ class SyncGroupAdmin(SyncNoun[GroupAdmin]):
     def info(self, name: str) -> GroupInfo:
         """The group ``name`` with its members and lag; both are 0 for an unknown group."""
         return self._run(self._noun().info(name))
+
+    def loads(self, *, count_max: int = 1000) -> list[GroupLoad]:
+        """How busy groups are: the first ``count_max`` by name, without those of the system."""
+        return self._run(self._noun().loads(count_max=count_max))
 
     def progress(self, group: str, *, topic: str | None = None) -> list[QueueProgress]:
         """The progress of ``group`` in each queue, of one ``topic`` or of all, by topic, broker and queue id.
@@ -465,13 +502,16 @@ class SyncDeadLetterAdmin(SyncNoun[DeadLetterAdmin]):
             )
         )
 
-    def purge(self, group: str, *, before: datetime | int | None = None, for_good: bool = False) -> list[Purged]:
+    def purge(
+        self, group: str, *, before: datetime | int | None = None, for_good: bool = False, dry_run: bool = False
+    ) -> list[Purged]:
         """Mark the dead letters of ``group`` as handled: all, or those that were stored before the time ``before``.
 
         They are no longer listed or sent again, unless asked for; the log keeps them as long as any other message. With
-        ``for_good`` the group's dead-letter topic is deleted instead: its messages can no longer be read.
+        ``for_good`` the group's dead-letter topic is deleted instead: its messages can no longer be read. ``dry_run``
+        only counts them.
         """
-        return self._run(self._noun().purge(group, before=before, for_good=for_good))
+        return self._run(self._noun().purge(group, before=before, for_good=for_good, dry_run=dry_run))
 
 
 class SyncDelayAdmin(SyncNoun[DelayAdmin]):
@@ -538,14 +578,39 @@ class SyncOffsetAdmin(SyncNoun[OffsetAdmin]):
         """
         return self._run(self._noun().reset(group, topic, to, dry_run=dry_run))
 
-    def clone(self, source: str, target: str, *, topic: str | None = None) -> list[Move]:
+    def clone(self, source: str, target: str, *, topic: str | None = None, dry_run: bool = False) -> list[Move]:
         """Copy the offsets of the group ``source`` to the group ``target``, of one ``topic`` or of all.
 
         If the target does not exist, it is created with the settings of the source. Raises ``GroupMissing`` for an
         unknown source, ``NotFound`` when it has no offsets, ``ConfigError`` when the target has active members: they
-        would overwrite the offsets.
+        would overwrite the offsets. ``dry_run`` returns what would be copied, and changes nothing.
         """
-        return self._run(self._noun().clone(source, target, topic=topic))
+        return self._run(self._noun().clone(source, target, topic=topic, dry_run=dry_run))
+
+
+class SyncQuotaAdmin(SyncNoun[QuotaAdmin]):
+    """Quotas of topics and groups: ``admin.quotas``."""
+
+    def all(self) -> list[QuotaInfo]:
+        """All quotas of all brokers, topics first."""
+        return self._run(self._noun().all())
+
+    def set_topic(self, topic: str, *, messages: int | None = None, size_bytes: int | None = None) -> list[BrokerInfo]:
+        """Let each broker take no more than so many ``messages``, or ``size_bytes`` of bodies, a second for ``topic``;
+        returns the brokers. None: any number.
+
+        Producers that send more are told SYSTEM_BUSY. Raises ``TopicMissing``, ``InvalidParameter`` for a value below
+        1.
+        """
+        return self._run(self._noun().set_topic(topic, messages=messages, size_bytes=size_bytes))
+
+    def set_group(self, group: str, *, messages: int | None = None, size_bytes: int | None = None) -> list[BrokerInfo]:
+        """Let each broker give no more than so many ``messages``, or ``size_bytes`` of bodies, a second to ``group``;
+        returns the brokers. None: any number.
+
+        Consumers that fetch more wait. Raises ``GroupMissing``, ``InvalidParameter`` for a value below 1.
+        """
+        return self._run(self._noun().set_group(group, messages=messages, size_bytes=size_bytes))
 
 
 class SyncRaftAdmin(SyncNoun[RaftAdmin]):

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ternmq.admin.name_servers import change_settings_at, settings_at
+from ternmq.admin.loads import BrokerLoad, broker_load
+from ternmq.admin.name_servers import change_settings_at, origins_at, settings_at
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.errors import ConfigError, RequestNotSupported, TernError, refused
 from ternmq.wire.bodies.codec import decode
 from ternmq.wire.bodies.replication import BrokerStatus
-from ternmq.wire.bodies.routes import ClusterInfo
+from ternmq.wire.bodies.routes import ClusterInfo, KvTable
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.requests_admin import PromoteBroker
 
@@ -105,9 +106,33 @@ class BrokerAdmin:
         response = await self._instance.ask(address, RequestCode.GET_BROKER_STATUS, timeout_ms=_STATUS_TIMEOUT_MS)
         return decode(response.body, BrokerStatus)
 
+    async def runtime(self, address: str) -> dict[str, str]:
+        """Counters, rates and sizes of the broker at ``address``, under RocketMQ's names (``mqadmin brokerStatus``)."""
+        response = await self._instance.ask(address, RequestCode.GET_BROKER_RUNTIME_INFO, timeout_ms=_STATUS_TIMEOUT_MS)
+        return decode(response.body, KvTable).table
+
+    async def loads(self) -> list[BrokerLoad]:
+        """How busy all registered brokers are. One that does not answer is in the list, with the reason."""
+        return list(await asyncio.gather(*map(self._load, await self.all())))
+
+    async def _load(self, broker: BrokerInfo) -> BrokerLoad:
+        try:
+            table = await self.runtime(broker.address)
+        except TernError as error:
+            return BrokerLoad(broker.cluster, broker.name, broker.broker_id, broker.address, trouble=str(error))
+        return broker_load(
+            table, cluster=broker.cluster, broker=broker.name, broker_id=broker.broker_id, address=broker.address
+        )
+
     async def settings(self, address: str) -> dict[str, str]:
         """All settings of the broker at ``address``, under RocketMQ's names; secrets are left out."""
         return await settings_at(self._instance, address, RequestCode.GET_BROKER_CONFIG)
+
+    async def origins(self, address: str) -> dict[str, str]:
+        """Where settings of the broker at ``address`` were given: a line of a file, the environment, a flag, or at run
+        time. Those with their default are left out; brokers of RocketMQ do not tell.
+        """
+        return await origins_at(self._instance, address, RequestCode.GET_BROKER_CONFIG)
 
     async def change_settings(self, address: str, changes: Mapping[str, object]) -> None:
         """Change settings of the broker at ``address`` while it runs: all of ``changes``, or none.

@@ -268,11 +268,14 @@ class DeadLetterAdmin:
 
     # --- Marking as handled -------------------------------------------------------------------------------------------
 
-    async def purge(self, group: str, *, before: datetime | int | None = None, for_good: bool = False) -> list[Purged]:
+    async def purge(
+        self, group: str, *, before: datetime | int | None = None, for_good: bool = False, dry_run: bool = False
+    ) -> list[Purged]:
         """Mark the dead letters of ``group`` as handled: all, or those that were stored before the time ``before``.
 
         They are no longer listed or sent again, unless asked for; the log keeps them as long as any other message. With
-        ``for_good`` the group's dead-letter topic is deleted instead: its messages can no longer be read.
+        ``for_good`` the group's dead-letter topic is deleted instead: its messages can no longer be read. ``dry_run``
+        only counts them.
         """
         if for_good and before is not None:
             raise ConfigError(
@@ -281,7 +284,7 @@ class DeadLetterAdmin:
         queues = await self._queues_of(group)
         if for_good:
             bounds = await self._queues.each(queues, self._bounds)
-            if queues:
+            if queues and not dry_run:
                 await self._topics.delete(dead_letter_topic(group))
             return [Purged(queue, high - low) for queue, (low, _, high) in zip(queues, bounds, strict=True)]
 
@@ -290,7 +293,8 @@ class DeadLetterAdmin:
             to = high if before is None else await self._queues.first_since(queue, in_ms(before))
             if to <= mark:
                 return Purged(queue, 0)
-            await self._queues.bounds.commit(queue, to)
+            if not dry_run:
+                await self._queues.bounds.commit(queue, to)
             return Purged(queue, to - mark)
 
         return await self._queues.each(queues, purge)

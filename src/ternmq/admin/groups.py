@@ -9,6 +9,7 @@ from typing import Final
 
 from ternmq.admin.brokers import BrokerAdmin, BrokerInfo
 from ternmq.admin.clients import ClientAdmin
+from ternmq.admin.loads import ASKED_AT_ONCE, GroupLoad
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.errors import GroupMissing, TopicMissing
 from ternmq.message import MessageQueue
@@ -18,7 +19,7 @@ from ternmq.wire.bodies.codec import by_queue, decode, encode
 from ternmq.wire.bodies.groups import GroupTable, SubscriptionGroupConfig
 from ternmq.wire.bodies.stats import ConsumeStats
 from ternmq.wire.codes import RequestCode
-from ternmq.wire.requests_admin import AllGroups, ConsumeStatsQuery
+from ternmq.wire.requests_admin import AllGroups, ConsumeStatsQuery, DeleteGroup
 
 #: Groups that belong to RocketMQ's brokers and tools.
 _SYSTEM_GROUPS: Final = frozenset(
@@ -113,6 +114,23 @@ class GroupAdmin:
             await self._instance.ask(master.address, code, None, encode(config))
         return masters
 
+    async def delete(self, group: str, *, cluster: str | None = None) -> list[BrokerInfo]:
+        """Delete ``group``, its settings and its offsets, on the masters of ``cluster`` that have it; returns those.
+
+        Members that are still active create it again. Messages in its retry and dead-letter topics stay. ``cluster``
+        may be None if there is only one. Raises ``GroupMissing``, ``ConfigError`` for an unknown cluster.
+        """
+        check_group(group)
+        deleted: list[BrokerInfo] = []
+        for master in await self._brokers.masters_of(cluster):
+            if group in await self.table(master):
+                header = DeleteGroup(group_name=group, remove_offset=True, clean_offset=True)
+                await self._instance.ask(master.address, RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
+                deleted.append(master)
+        if not deleted:
+            raise GroupMissing(f"group {group!r} does not exist; see `tern group list`")
+        return deleted
+
     async def set_mode(
         self, group: str, topic: str, mode: RequestMode, *, share: int = 0, cluster: str | None = None
     ) -> list[BrokerInfo]:
@@ -151,6 +169,31 @@ class GroupAdmin:
             model=members.model if members else "",
             lag=sum(queue.lag for queue in progress),
         )
+
+    async def loads(self, *, count_max: int = 1_000) -> list[GroupLoad]:
+        """How busy groups are: the first ``count_max`` by name, without those of the system."""
+        wanted = [name for name in await self.names() if not is_system_group(name)][:count_max]
+        slots = asyncio.Semaphore(ASKED_AT_ONCE)
+        masters = await self._brokers.masters()
+
+        async def load(group: str) -> GroupLoad:
+            async with slots:
+                members = await self._clients.consumers(group)
+                answers = [
+                    await self._stats(master.address, ConsumeStatsQuery(consumer_group=group)) for master in masters
+                ]
+            return GroupLoad(
+                group,
+                len(members.members) if members else 0,
+                out_s=sum(answer.consume_tps for answer in answers),
+                lag=sum(
+                    queue.broker_offset - queue.consumer_offset
+                    for answer in answers
+                    for queue in answer.offset_table.values()
+                ),
+            )
+
+        return list(await asyncio.gather(*map(load, wanted)))
 
     async def progress(self, group: str, *, topic: str | None = None) -> list[QueueProgress]:
         """The progress of ``group`` in each queue, of one ``topic`` or of all, by topic, broker and queue id.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ternmq.client.connect.instance import ClientInstance
-from ternmq.config import Settings, to_line
+from ternmq.config import Settings, parse_origins, to_line
 from ternmq.wire.codes import RequestCode
 
 
@@ -23,6 +23,10 @@ class NameServerAdmin:
         """All settings of the name server at ``address``, under RocketMQ's names; secrets are left out."""
         return await settings_at(self._instance, address, RequestCode.GET_NAMESRV_CONFIG)
 
+    async def origins(self, address: str) -> dict[str, str]:
+        """Where settings of the name server at ``address`` were given; those with their default are left out."""
+        return await origins_at(self._instance, address, RequestCode.GET_NAMESRV_CONFIG)
+
     async def change_settings(self, address: str, changes: Mapping[str, object]) -> None:
         """Change settings of the name server at ``address`` while it runs: all of ``changes``, or none.
 
@@ -37,6 +41,12 @@ async def settings_at(instance: ClientInstance, address: str, code: RequestCode)
     response = await instance.ask(address, code)
     given = Settings.parse(str(response.body, "utf-8"), f"the answer of {address}").given
     return {setting.key: setting.value for setting in given}
+
+
+async def origins_at(instance: ClientInstance, address: str, code: RequestCode) -> dict[str, str]:
+    """Where settings of a server come from; empty for servers of RocketMQ, which do not tell."""
+    response = await instance.ask(address, code)
+    return parse_origins(str(response.body, "utf-8"), f"the answer of {address}")
 
 
 async def change_settings_at(

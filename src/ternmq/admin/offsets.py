@@ -100,12 +100,12 @@ class OffsetAdmin:
                 after |= await self._reset_on(broker, group, topic, to, planned)
         return [Move(queue, stood, after[queue]) for queue, stood in zip(queues, before, strict=True)]
 
-    async def clone(self, source: str, target: str, *, topic: str | None = None) -> list[Move]:
+    async def clone(self, source: str, target: str, *, topic: str | None = None, dry_run: bool = False) -> list[Move]:
         """Copy the offsets of the group ``source`` to the group ``target``, of one ``topic`` or of all.
 
         If the target does not exist, it is created with the settings of the source. Raises ``GroupMissing`` for an
         unknown source, ``NotFound`` when it has no offsets, ``ConfigError`` when the target has active members: they
-        would overwrite the offsets.
+        would overwrite the offsets. ``dry_run`` returns what would be copied, and changes nothing.
         """
         check_group(target)
         offsets = {
@@ -124,10 +124,12 @@ class OffsetAdmin:
                 f"group {target!r} has {len(members.members)} active members, which would overwrite the offsets; "
                 "stop them first"
             )
-        await self._make(target, like=source, brokers={queue.broker_name for queue in offsets})
+        if not dry_run:
+            await self._make(target, like=source, brokers={queue.broker_name for queue in offsets})
         committing = BrokerOffsets(self._instance, target)
         before = await self._queues.each(offsets, committing.load)
-        await self._commit(target, offsets)
+        if not dry_run:
+            await self._commit(target, offsets)
         return [Move(queue, stood, offsets[queue]) for queue, stood in zip(offsets, before, strict=True)]
 
     async def _target(self, queue: MessageQueue, to: StartPosition) -> int:

@@ -9,6 +9,7 @@ from typing import Final
 
 from ternmq import names
 from ternmq.admin.brokers import BrokerAdmin, BrokerInfo
+from ternmq.admin.loads import ASKED_AT_ONCE, TopicLoad
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.errors import CallTimeout, InvalidName, InvalidParameter, RouteMissing, refused
 from ternmq.message import MessageQueue
@@ -222,10 +223,33 @@ class TopicAdmin:
         found: list[QueueStatus] = []
         for broker in route.broker_datas:
             address = broker.broker_addrs[min(broker.broker_addrs)]  # the master, or a slave if there is no master
-            response = await self._instance.ask(address, RequestCode.GET_TOPIC_STATS_INFO, Topic(topic=topic))
-            for queue, stats in by_queue(decode(response.body, TopicStats).offset_table).items():
+            for queue, stats in by_queue((await self._topic_stats(address, topic)).offset_table).items():
                 found.append(QueueStatus(queue, stats.min_offset, stats.max_offset, stats.last_update_timestamp))
         return sorted(found, key=lambda status: status.queue)
+
+    async def loads(self, *, count_max: int = 1_000) -> list[TopicLoad]:
+        """How busy topics are: the first ``count_max`` by name, without those of the system."""
+        wanted = [topic for topic in await self.all() if not topic.is_system][:count_max]
+        slots = asyncio.Semaphore(ASKED_AT_ONCE)
+        addresses = {master.name: master.address for master in await self._brokers.masters()}
+
+        async def load(topic: TopicInfo) -> TopicLoad:
+            async with slots:
+                answers = [await self._topic_stats(addresses[broker], topic.name) for broker in topic.brokers]
+            queues = [queue for answer in answers for queue in answer.offset_table.values()]
+            return TopicLoad(
+                topic.name,
+                topic.brokers,
+                topic.write_queues,
+                in_s=sum(answer.topic_put_tps or 0.0 for answer in answers),
+                messages=sum(queue.max_offset - queue.min_offset for queue in queues),
+            )
+
+        return list(await asyncio.gather(*map(load, wanted)))
+
+    async def _topic_stats(self, address: str, topic: str) -> TopicStats:
+        response = await self._instance.ask(address, RequestCode.GET_TOPIC_STATS_INFO, Topic(topic=topic))
+        return decode(response.body, TopicStats)
 
     async def entries(
         self, queue: MessageQueue, queue_offset: int, *, count_max: int = 10, group: str = ""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from types import TracebackType
@@ -40,6 +40,7 @@ from ternmq.broker.services.polls import PollKind, Polls
 from ternmq.broker.services.services import Services
 from ternmq.broker.settings import FIXED, own_ip, with_room_for
 from ternmq.broker.tables.filters import SAVE_S as FILTERS_SAVE_S
+from ternmq.broker.tables.stats import Stats
 from ternmq.broker.tables.tables import Tables
 from ternmq.broker.tables.topics import Topics
 from ternmq.config import rocketmq_name
@@ -120,6 +121,7 @@ class Broker:
         gate: Gate | None = None,
         credentials: Credentials | None = None,
         on_progress: OnProgress | None = None,
+        origins: Mapping[str, str] | None = None,
         disk: Disk | None = None,
         files: Files = SYSTEM_FILES,
     ) -> None:
@@ -130,11 +132,13 @@ class Broker:
         the master are signed with ``credentials``.
 
         ``on_progress`` is told, on another thread, how far the recovery of the store is: bytes done, and all.
+        ``origins`` says where settings were given, for tools (``Settings.origins``).
 
         A ``disk`` other than this machine's, and ``files`` for the tables on it, make a broker that starts no threads:
         the loop does their work (``ternmq.testing``).
         """
         self.config = with_room_for(config, store_config)
+        self._origins = dict(origins or {})
         self._store_config = store_config
         self._replication = replication or ReplicationConfig()
         self._raft = raft or RaftConfig()
@@ -433,6 +437,7 @@ class Broker:
                 changes,
                 get=lambda: (self.config, self._store_config, self._replication, self._raft),
                 apply=partial(self._apply, store),
+                origins=self._origins,
             ),
             server=lambda: server,
         )
@@ -451,7 +456,7 @@ class Broker:
 
         # What tells what.
         def topic_changed(topic: TopicConfig | None) -> None:
-            services.sending.topic_changed(topic)
+            services.topic_changed(topic)
             registration.topic_changed(topic)
 
         def connection_closed(peer: Peer) -> None:
@@ -500,16 +505,17 @@ class Broker:
             await roles.become(Role.SLAVE, Term(0), broker_id=broker_id)
             replicating.begin_following()
         tasks.create_task(every(lambda: self.config.flush_consumer_offset_interval / 1000, tables.offsets.save))
-        for seconds, work in (
+        periodic: tuple[tuple[float, Callable[[], Awaitable[None] | None]], ...] = (
             (FILTERS_SAVE_S, tables.filters.save),
             (self._store_config.flush_delay_offset_interval / 1000, services.delivered.save),
             (FILES_RETRY_S, table_file.retry),
             (CLIENT_SCAN_S, forget_silent_clients),
             (CLIENT_SCAN_S, tables.locks.forget_expired),
             (POLLS_SCAN_S, polls.scan),
-            (SAMPLE_S, tables.stats.sample),
+            (SAMPLE_S, partial(sample, tables.stats)),
             *self._work_of_threads(store),
-        ):
+        )
+        for seconds, work in periodic:
             tasks.create_task(every(seconds, work))
         await server.serve(bound)
         await self._listen_vip(server)
@@ -676,6 +682,7 @@ class Broker:
                 config=lambda: self.config,
                 store=store,
                 tables=tables,
+                quotas=services.quotas,
                 server=server,
                 roles=roles,
                 ha_status=self.group.ha_status if self.group is not None else replicating.ha_status,
@@ -691,12 +698,21 @@ class Broker:
         log.info("messages are served over HTTP on port %d", self.config.http_port)
 
 
-async def every(seconds: float | Callable[[], float], work: Callable[[], None]) -> None:
+async def sample(stats: Stats) -> None:
+    """Note the totals of this moment, in slices: clients have their turn between them."""
+    stats.sample()
+    for _ in iter(stats.mark_more, False):
+        await asyncio.sleep(0)
+
+
+async def every(seconds: float | Callable[[], float], work: Callable[[], Awaitable[None] | None]) -> None:
     """Do something again and again; one failure is logged and does not end it."""
     while True:
         await asyncio.sleep(seconds() if callable(seconds) else seconds)
         try:
-            work()
+            later = work()
+            if later is not None:
+                await later
         except Exception:
             log.exception("a background task failed; retrying")
 

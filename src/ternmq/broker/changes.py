@@ -5,12 +5,12 @@ Changes are kept in ``config/settings.properties``, beside the tables (``net.set
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from ternmq.broker.config import BrokerConfig
 from ternmq.broker.settings import FIXED
-from ternmq.config import Settings, rocketmq_name, texts, to_line, to_properties
+from ternmq.config import RUN_TIME, Settings, origin_lines, rocketmq_name, texts, to_line, to_properties
 from ternmq.net.settings_text import Changes, requested
 from ternmq.raft.config import RaftConfig
 from ternmq.replication.config import ReplicationConfig
@@ -46,7 +46,7 @@ class LiveSettings:
     """The settings of a running broker, as tools see and change them.
 
     ``get`` returns its config objects, those of broker and store first. ``apply`` hands these two over, and raises
-    ``ConfigError`` before it has changed anything.
+    ``ConfigError`` before it has changed anything. ``origins`` says where the settings of the start were given.
     """
 
     def __init__(
@@ -55,8 +55,10 @@ class LiveSettings:
         *,
         get: Callable[[], tuple[BrokerConfig, StoreConfig, ReplicationConfig, RaftConfig]],
         apply: Callable[[BrokerConfig, StoreConfig], None],
+        origins: Mapping[str, str],
     ) -> None:
         self._changes = changes
+        self._origins = origins
         self._get = get
         self._apply = apply
 
@@ -69,7 +71,8 @@ class LiveSettings:
         """All of them in lines of ``key=value``, but for secrets; and those without which tools of RocketMQ fail."""
         configs = self._get()
         uses_tls = "true" if configs[0].tls_enable else "false"
-        return to_properties(*configs) + to_line("filterServerNums", "0") + to_line("useTLS", uses_tls)
+        known = to_properties(*configs) + to_line("filterServerNums", "0") + to_line("useTLS", uses_tls)
+        return known + origin_lines({**self._origins, **dict.fromkeys(self._changes.names, RUN_TIME)})
 
     async def change(self, text: str) -> dict[str, tuple[str, str]]:
         """Change those in lines of ``key=value``: all, or none. Returns when they are on disk: old and new by name.

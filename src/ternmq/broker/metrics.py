@@ -3,10 +3,11 @@
 Nothing here is called while messages go in and out: counters are kept anyway (``broker.tables.stats``), and a request
 reads them. Names and labels are those of RocketMQ 5 where it has the metric; others begin with ``ternmq_``.
 
-The rows are read on the loop, in slices; the text is made of them on a thread, one at a time, and kept for
-``KEPT_S``, since that thread takes its turns with the loop. A metric has at most ``SERIES_MAX`` series;
-``ternmq_metrics_left_out`` tells how many it lacks. Import this module only if HTTP is on: prometheus-client comes with
-the extra ``http``.
+How a text is made, and how many series it may have, is in ``net.exposition``. Import this module only if HTTP is on:
+prometheus-client comes with the extra ``http``.
+
+The lag of a group in time is the age of the oldest message that it has not consumed. Where that is not in memory, the
+disk has to be asked: for ``OLD_MAX`` pairs of group and topic at most, those with the most messages to consume.
 """
 
 from __future__ import annotations
@@ -14,35 +15,36 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, TypeVar
-
-from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.registry import Collector
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
 
 from ternmq import kernels
 from ternmq.broker.config import BrokerConfig
 from ternmq.broker.roles import Role, Roles
+from ternmq.broker.services.quotas import Quotas
 from ternmq.broker.tables.tables import Tables
 from ternmq.env import Clock
 from ternmq.names import is_internal_topic, is_retry_topic, is_system_topic
+from ternmq.net.exposition import Exposition, KeptText
 from ternmq.net.server import Server
 from ternmq.store.store import MessageStore
 from ternmq.tasks import Tasks
 from ternmq.wire.bodies.stats import HaStatus
 
-CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
-#: Series of one metric: more would take the broker seconds, and Prometheus its memory.
-SERIES_MAX: Final = 5_000
-#: Rows, and queues of them, that are read before clients have their turn.
-SLICE_ROWS: Final = 500
-#: How long a text is given to all that ask.
-KEPT_S: Final = 5.0
+#: Records that are read from the disk for one text.
+OLD_MAX: Final = 256
 _STORAGE: Final = ("local", "disk")
 
-T = TypeVar("T")
+
+class _Lag(NamedTuple):
+    """What a group has not consumed of a topic."""
+
+    topic: str
+    group: str
+    messages: int
+    #: Where the oldest of them lies in the log, and when it was stored: -1 if it is not known.
+    log_offset: int
+    stored_ms: int
 
 
 class BrokerMetrics:
@@ -54,6 +56,7 @@ class BrokerMetrics:
         config: Callable[[], BrokerConfig],
         store: MessageStore,
         tables: Tables,
+        quotas: Quotas,
         server: Server,
         roles: Roles,
         ha_status: Callable[[], HaStatus],
@@ -61,9 +64,8 @@ class BrokerMetrics:
         tasks: Tasks,
     ) -> None:
         self._clock = clock
-        self._tasks = tasks
-        #: The last text, or the one that is being made, and when that began.
-        self._made: tuple[float, asyncio.Task[bytes]] | None = None
+        self._quotas = quotas
+        self._kept = KeptText(self._reading, clock=clock, tasks=tasks)
         self._config = config
         self._store = store
         self._tables = tables
@@ -72,20 +74,16 @@ class BrokerMetrics:
         self._ha_status = ha_status
 
     async def text(self) -> bytes:
-        """All metrics, in Prometheus' form, as they were within the last ``KEPT_S``."""
-        now, made = self._clock.monotonic(), self._made
-        if made is None or (made[1].done() and (now - made[0] >= KEPT_S or made[1].cancelled() or made[1].exception())):
-            made = self._made = now, self._tasks.create_task(self._make(), name="metrics: make the text")
-        # One who gives up ends nothing for others.
-        return await asyncio.shield(made[1])
+        """All metrics, in Prometheus' form, as they were some seconds ago."""
+        return await self._kept.text()
 
-    async def _make(self) -> bytes:
+    async def _reading(self) -> Exposition:
         config = self._config()
-        reading = _Reading((config.broker_cluster_name, "broker", config.broker_name))
+        reading = Exposition((config.broker_cluster_name, "broker", config.broker_name))
         await self._read(reading)
-        return await asyncio.to_thread(reading.text)
+        return reading
 
-    async def _read(self, reading: _Reading) -> None:
+    async def _read(self, reading: Exposition) -> None:
         config, stats = self._config(), self._tables.stats
         version = importlib.metadata.version("ternmq")
         reading.gauge("ternmq_build_info", "Version of TernMQ.", ("version", "kernels"))
@@ -120,24 +118,84 @@ class BrokerMetrics:
             async for topic, group in reading.slices(gets):
                 if (count := stats.got_by_group.get((topic, group))) is not None:
                     reading.row(_of_group(topic, group), getattr(count, field))
-        reading.gauge("rocketmq_consumer_lag_messages", "Messages behind the committed offset.", group_labels)
-        async for group, topic in reading.slices(sorted(self._tables.offsets.pairs())):
-            offsets = self._tables.offsets.of_group(group, topic)
-            reading.row(_of_group(topic, group), self._lag(topic, offsets))
-            reading.spent += len(offsets)
+        reading.counter("rocketmq_send_to_dlq_messages", "Messages that were tried too often.", group_labels)
+        async for topic, group in reading.slices(sorted(stats.dead_by_group)):
+            if (count := stats.dead_by_group.get((topic, group))) is not None:
+                reading.row(_of_group(topic, group), count.messages)
+        reading.gauge("ternmq_stats_left_out", "How often a topic or group had no room in the tables of counters.")
+        reading.row((), stats.room.refused)
 
+        await self._read_lags(reading, group_labels)
         await self._read_clients(reading)
+        self._read_quotas(reading)
         self._read_server(reading)
         self._read_store(reading)
         self._read_replicas(reading)
 
-    def _lag(self, topic: str, offsets: Mapping[int, int]) -> int:
-        return sum(
-            max(self._store.max_offset(topic, queue_id) - max(offset, self._store.min_offset(topic, queue_id)), 0)
-            for queue_id, offset in offsets.items()
-        )
+    async def _read_lags(self, reading: Exposition, labels: tuple[str, ...]) -> None:
+        lags = []
+        async for group, topic in reading.slices(sorted(self._tables.offsets.pairs())):
+            offsets = self._tables.offsets.of_group(group, topic)
+            lags.append(self._lag(topic, group, offsets))
+            reading.spent += len(offsets)
+        lags = await self._with_times(lags)
+        now_ms, end = self._clock.now_ms(), self._store.dispatched
+        reading.gauge("rocketmq_consumer_lag_messages", "Messages behind the committed offset.", labels)
+        for lag in lags:
+            reading.row(_of_group(lag.topic, lag.group), lag.messages)
+        reading.gauge("rocketmq_consumer_lag_latency", "Age in ms of the oldest message not consumed.", labels)
+        for lag in lags:
+            if not lag.messages or lag.stored_ms >= 0:
+                age_ms = max(now_ms - lag.stored_ms, 0) if lag.messages else 0
+                reading.row(_of_group(lag.topic, lag.group), age_ms)
+        reading.gauge("ternmq_consumer_lag_bytes", "Bytes of the log since the oldest message not consumed.", labels)
+        for lag in lags:
+            reading.row(_of_group(lag.topic, lag.group), max(end - lag.log_offset, 0) if lag.log_offset >= 0 else 0)
 
-    async def _read_clients(self, reading: _Reading) -> None:
+    def _lag(self, topic: str, group: str, offsets: Mapping[int, int]) -> _Lag:
+        store, messages, oldest = self._store, 0, -1
+        for queue_id, offset in offsets.items():
+            first = max(offset, store.min_offset(topic, queue_id))
+            behind = store.max_offset(topic, queue_id) - first
+            if behind > 0:
+                messages += behind
+                place = store.log_place(topic, queue_id, first)
+                # The log is in the order of time.
+                oldest = place if oldest < 0 else min(oldest, place) if place >= 0 else oldest
+        return _Lag(topic, group, messages, oldest, -1)
+
+    async def _with_times(self, lags: list[_Lag]) -> list[_Lag]:
+        """Lags with the times of their oldest messages."""
+        store = self._store
+        is_old = {lag.log_offset: lag.messages for lag in lags if lag.messages and store.cold.is_cold(lag.log_offset)}
+        asked = sorted(is_old, key=is_old.__getitem__, reverse=True)[:OLD_MAX]
+        times = await asyncio.wrap_future(store.cold.store_times(asked)) if asked else {}
+        return [
+            lag._replace(
+                stored_ms=times.get(lag.log_offset, -1)
+                if lag.log_offset in is_old
+                else store.log_time(lag.log_offset)
+                if lag.log_offset >= 0
+                else -1
+            )
+            for lag in lags
+        ]
+
+    def _read_quotas(self, reading: Exposition) -> None:
+        labels = ("kind", "name", "unit")
+        tables = (("topic", self._quotas.topics), ("group", self._quotas.groups))
+        reading.gauge("ternmq_quota", "What may pass in a second.", labels)
+        for kind, table in tables:
+            for name, quota in sorted(table.items()):
+                for unit, rate in (("messages", quota.messages), ("bytes", quota.bytes)):
+                    if rate is not None:
+                        reading.row((kind, name, unit), rate)
+        reading.counter("ternmq_quota_exceeded", "Requests that were refused or had to wait.", ("kind", "name"))
+        for kind, table in tables:
+            for name, quota in sorted(table.items()):
+                reading.row((kind, name), quota.refused)
+
+    async def _read_clients(self, reading: Exposition) -> None:
         clients = self._tables.clients
         producers: Counter[tuple[str, str]] = Counter()
         async for group in reading.slices(clients.producer_groups()):
@@ -149,20 +207,13 @@ class BrokerMetrics:
         async for group in reading.slices(clients.consumer_groups()):
             reading.row((group,), len(clients.consumer_ids(group)))
 
-    def _read_server(self, reading: _Reading) -> None:
+    def _read_server(self, reading: Exposition) -> None:
         server = self._server
         reading.gauge("ternmq_connections", "Open connections of clients and other servers.")
         reading.row((), len(server.peers))
-        lanes = server.lanes.by_name
-        reading.gauge("rocketmq_processor_watermark", "Requests that wait.", ("processor",))
-        for name, lane in lanes.items():
-            reading.row((name,), lane.count)
-        reading.counter("ternmq_refused_requests", "Requests that were refused as busy.", ("processor", "reason"))
-        for name, lane in lanes.items():
-            reading.row((name, "full"), lane.refused_full)
-            reading.row((name, "late"), lane.refused_late)
+        reading.lanes(server.lanes)
 
-    def _read_store(self, reading: _Reading) -> None:
+    def _read_store(self, reading: Exposition) -> None:
         store = self._store
         labels = ("storage_type", "storage_medium")
         behind = store.written - store.flushed.value
@@ -179,7 +230,7 @@ class BrokerMetrics:
         reading.gauge("ternmq_disk_used_bytes", "Used bytes of the disk with the store.")
         reading.row((), disk.used_bytes)
 
-    def _read_replicas(self, reading: _Reading) -> None:
+    def _read_replicas(self, reading: Exposition) -> None:
         status = self._ha_status()
         reading.gauge("ternmq_replicas_in_sync", "Slaves that keep up with this master.")
         reading.row((), status.in_sync_slave_nums)
@@ -188,56 +239,6 @@ class BrokerMetrics:
             # Below 0: not known yet.
             if each.diff >= 0:
                 reading.row((each.addr,), each.diff)
-
-
-class _Reading(Collector):
-    """The metrics of one request: first filled on the loop, then read on a thread."""
-
-    _NAMES: Final = ("cluster", "node_type", "node_id")
-
-    def __init__(self, node: tuple[str, ...]) -> None:
-        self._node = node
-        self._families: list[GaugeMetricFamily | CounterMetricFamily] = []
-        self._left_out: Counter[str] = Counter()
-        #: What was read since clients had their turn; readers add what a row takes besides itself.
-        self.spent = 0
-
-    def gauge(self, name: str, what: str, labels: Sequence[str] = ()) -> None:
-        self._families.append(GaugeMetricFamily(name, what, labels=(*self._NAMES, *labels)))
-
-    def counter(self, name: str, what: str, labels: Sequence[str] = ()) -> None:
-        self._families.append(CounterMetricFamily(name, what, labels=(*self._NAMES, *labels)))
-
-    def row(self, labels: tuple[str, ...], value: float) -> None:
-        """A series of the metric that was begun last."""
-        family = self._families[-1]
-        if len(family.samples) < SERIES_MAX:
-            family.add_metric((*self._node, *labels), value)
-        else:
-            self._left_out[family.name] += 1
-
-    async def slices(self, rows: Iterable[T]) -> AsyncIterator[T]:
-        for row in rows:
-            yield row
-            self.spent += 1
-            if self.spent >= SLICE_ROWS:
-                self.spent = 0
-                await asyncio.sleep(0)
-
-    def text(self) -> bytes:
-        registry = CollectorRegistry()
-        registry.register(self)
-        ProcessCollector(registry=registry)
-        return generate_latest(registry)
-
-    def collect(self) -> Iterator[Metric]:
-        yield from self._families
-        left_out = GaugeMetricFamily(
-            "ternmq_metrics_left_out", "Series that a metric lacks, as it has too many.", labels=("metric",)
-        )
-        for name, count in sorted(self._left_out.items()):
-            left_out.add_metric((name,), count)
-        yield left_out
 
 
 def _of_group(topic: str, group: str) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from typing import Final
 
 import msgspec
 
-from ternmq.broker.metrics import CONTENT_TYPE, BrokerMetrics
+from ternmq.broker.metrics import BrokerMetrics
 from ternmq.broker.replicating import Replicating
 from ternmq.broker.roles import Role, Roles
 from ternmq.broker.services.access import Access as TopicAccess
@@ -40,6 +40,7 @@ from ternmq.broker.services.positions import Positions
 from ternmq.broker.services.reading import Reading
 from ternmq.errors import ConfigError, InvalidName, NoPermission, NotFound, TernError
 from ternmq.message import Property
+from ternmq.net.exposition import CONTENT_TYPE
 from ternmq.net.gate import ANY_CALLER, Action, Gate, Rights, Rule, check_record
 from ternmq.net.http import HttpAnswer, HttpRequest, plain
 from ternmq.net.peer import format_address

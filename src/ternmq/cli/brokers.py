@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import enum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ternmq.cli import servers
+from ternmq.cli import raft, servers
+from ternmq.cli.command import Commands, Destructive, Watched
+from ternmq.cli.confirm import Yes, confirm
 from ternmq.cli.options import NAME_SERVER_DEFAULT, ConfigFile, Json, LogLevel, NameServers, Set
 from ternmq.cli.output import Output, note
 from ternmq.cli.running import run
-from ternmq.cli.store import ask
 from ternmq.errors import ConfigError
 
 if TYPE_CHECKING:
     from ternmq.admin.brokers import BrokerState
     from ternmq.wire.bodies.replication import BrokerStatus, SlaveLine
 
-app = typer.Typer(invoke_without_command=True)
+app = Commands(invoke_without_command=True)
 
 #: The state of a slave that gets the log (``replication.slave.SlaveState``).
 FOLLOWING = "following"
@@ -70,12 +70,9 @@ def broker(
         raise ConfigError(f"options of `tern broker {context.invoked_subcommand}` go behind its name")
 
 
-@app.command()
+@app.command(cls=Watched)
 def status(
     name: Annotated[str | None, typer.Argument(help="Only brokers of this name.", metavar="NAME")] = None,
-    watch: Annotated[
-        float | None, typer.Option("--watch", "-w", min=0.1, metavar="SECONDS", help="Show it again and again.")
-    ] = None,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
@@ -91,15 +88,11 @@ def status(
     """
     from ternmq.admin import Admin
 
-    async def work() -> None:
+    async def work() -> list[BrokerState]:
         async with Admin(name_servers) as admin:
-            while True:
-                _show(Output(as_json=as_json), await admin.brokers.status(name))
-                if watch is None:
-                    return
-                await asyncio.sleep(watch)
+            return await admin.brokers.status(name)
 
-    run(work())
+    _show(Output(as_json=as_json), run(work()))
 
 
 class MasterKind(enum.StrEnum):
@@ -107,7 +100,7 @@ class MasterKind(enum.StrEnum):
     ASYNC_MASTER = "ASYNC_MASTER"
 
 
-@app.command()
+@app.command(cls=Destructive)
 def promote(
     address: Annotated[str, typer.Argument(help="The slave, as `tern broker status` shows it.", metavar="HOST:PORT")],
     role: Annotated[
@@ -120,7 +113,7 @@ def promote(
             help="Also if the old master may be alive, or another slave may have more. This can lose messages.",
         ),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
@@ -148,9 +141,7 @@ def promote(
             return await admin.brokers.promote(address, force=force, role=role.value if role is not None else "")
 
     before = run(look())
-    if not yes:
-        note(_at_risk(before))
-        ask(f"make {address} the master of {before.broker}?")
+    confirm([_at_risk(before)], f"make {address} the master of {before.broker}?", yes=yes)
     after = run(work())
     Output(as_json=as_json).item(
         {
@@ -177,6 +168,9 @@ def _at_risk(slave: BrokerStatus) -> str:
         f"master{count}. A master that is alive hands over and loses nothing; if it is gone, what the slave lacks, and "
         "what was sent since, is lost"
     )
+
+
+app.command()(raft.transfer)
 
 
 # --- Shared -------------------------------------------------------------------------------------------------------

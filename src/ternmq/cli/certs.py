@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from ternmq.cli.command import Commands
 from ternmq.cli.options import Json
 from ternmq.cli.output import Output
 from ternmq.env import Env
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
-app = typer.Typer(no_args_is_help=True, help="Certificates for development.")
+app = Commands(no_args_is_help=True, help="Certificates for development.")
 
 _DAYS_MAX: Final = 825
 _LOCAL: Final = ("127.0.0.1", "::1", "localhost")

@@ -60,7 +60,7 @@ def consume(
         typer.Option("--from", metavar="first|last|TIME", help="Start: 2026-01-31T12:00, 15m (ago), or ms since 1970."),
     ] = "first",
     tags: Annotated[
-        str, typer.Option("--tag", "-t", metavar="EXPR", help="Only messages with these tags: 'new || paid'.")
+        str, typer.Option("--tag", "-T", metavar="EXPR", help="Only messages with these tags: 'new || paid'.")
     ] = "*",
     sql: Annotated[
         str | None, typer.Option("--sql", metavar="EXPR", help='Only messages whose properties match: "amount > 5".')

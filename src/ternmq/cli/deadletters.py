@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ternmq.cli.command import Commands, Destructive, Watched
+from ternmq.cli.confirm import Yes, confirm
 from ternmq.cli.options import NAME_SERVER_DEFAULT, GroupArgument, Json, NameServers
 from ternmq.cli.output import Output, note
 from ternmq.cli.running import run
@@ -16,13 +18,13 @@ from ternmq.env import SystemClock
 if TYPE_CHECKING:
     from ternmq.admin.deadletters import DeadLetter, DeadLetterCount, Purged, Resent
 
-app = typer.Typer(no_args_is_help=True, help="Manage dead letters: messages that failed all attempts of a group.")
+app = Commands(no_args_is_help=True, help="Manage dead letters: messages that failed all attempts of a group.")
 
 From = Annotated[str | None, typer.Option("--from", metavar="TIME", help="Failed at this time or later.")]
 To = Annotated[str | None, typer.Option("--to", metavar="TIME", help="Failed at this time or earlier.")]
 
 
-@app.command("list")
+@app.command("list", cls=Watched)
 def list_(
     group: Annotated[
         str | None, typer.Argument(help="Name of a group; default: all groups with dead letters.", metavar="GROUP")
@@ -207,7 +209,7 @@ def resend(
             )
 
 
-@app.command()
+@app.command(cls=Destructive)
 def purge(
     group: GroupArgument,
     before: Annotated[
@@ -219,6 +221,7 @@ def purge(
             "--for-good", help="Delete the dead-letter topic of the group; the messages cannot be read afterwards."
         ),
     ] = False,
+    yes: Yes = False,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
@@ -236,10 +239,17 @@ def purge(
 
     before_ms, _ = _times(before, None)
 
-    async def work() -> list[Purged]:
+    async def work(*, dry_run: bool = False) -> list[Purged]:
         async with Admin(name_servers) as admin:
-            return await admin.dead_letters.purge(group, before=before_ms, for_good=for_good)
+            return await admin.dead_letters.purge(group, before=before_ms, for_good=for_good, dry_run=dry_run)
 
+    if not yes and (waiting := sum(one.count for one in run(work(dry_run=True)))):
+        done = (
+            "deleted, and cannot be read afterwards"
+            if for_good
+            else "marked as handled; `tern dlq list --all` shows them"
+        )
+        confirm([f"{waiting} dead letters of group {group} are {done}"], f"purge the dead letters of {group}?", yes=yes)
     count = sum(one.count for one in run(work()))
     Output(as_json=as_json).item(
         {"group": group, "count": count, "for_good": for_good},

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ternmq.cli.command import Commands, Destructive, Watched
+from ternmq.cli.confirm import Yes, confirm
 from ternmq.cli.options import NAME_SERVER_DEFAULT, Json, NameServers
 from ternmq.cli.output import Output
 from ternmq.cli.running import run
@@ -15,10 +17,10 @@ from ternmq.cli.times import format_ms
 if TYPE_CHECKING:
     from ternmq.admin.delays import DelayedMessage, DelayStats
 
-app = typer.Typer(no_args_is_help=True, help="Manage messages that wait for their delivery time.")
+app = Commands(no_args_is_help=True, help="Manage messages that wait for their delivery time.")
 
 
-@app.command("list")
+@app.command("list", cls=Watched)
 def list_(name_servers: NameServers = NAME_SERVER_DEFAULT, as_json: Json = False) -> None:
     """List the topics that have waiting messages, with their number.
 
@@ -34,7 +36,7 @@ def list_(name_servers: NameServers = NAME_SERVER_DEFAULT, as_json: Json = False
     )
 
 
-@app.command()
+@app.command(cls=Watched)
 def stats(
     topic: Annotated[str | None, typer.Argument(help="Count only this topic; default: all.", metavar="TOPIC")] = None,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
@@ -62,7 +64,7 @@ def stats(
     )
 
 
-@app.command()
+@app.command(cls=Watched)
 def peek(
     topic: Annotated[str, typer.Argument(help="Name of the topic.", metavar="TOPIC")],
     count: Annotated[int, typer.Option("--count", min=1, max=256, help="Show at most this many.")] = 32,
@@ -99,11 +101,12 @@ def peek(
     )
 
 
-@app.command()
+@app.command(cls=Destructive)
 def cancel(
     handle: Annotated[
         str, typer.Argument(help="Recall handle, from `tern send` or `tern delay peek`.", metavar="HANDLE")
     ],
+    yes: Yes = False,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
@@ -114,11 +117,18 @@ def cancel(
         tern delay cancel djEgb3JkZXJzIGJyb2tlci1hIDE3OTQ4...
     """
     from ternmq.admin import Admin
+    from ternmq.wire.recall import parse_handle
 
     async def work() -> str:
         async with Admin(name_servers) as admin:
             return await admin.delays.cancel(handle)
 
+    named = parse_handle(handle)
+    confirm(
+        [f"message {named.unique_key} to {named.topic}, on {named.broker_name}, will not be delivered"],
+        "cancel this message?",
+        yes=yes,
+    )
     message_id = run(work())
     Output(as_json=as_json).item({"message_id": message_id}, f"message {message_id} is cancelled")
 

@@ -12,7 +12,7 @@ import typer
 from ternmq.cli.options import ConfigFile, Json
 from ternmq.cli.output import Output, OutputRow, note
 from ternmq.cli.progress import progress_bar
-from ternmq.cli.store import Directory, Sizes, config_of
+from ternmq.cli.store import Directory, Sizes, app, config_of
 from ternmq.cli.times import format_ms
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ _TABLE_ROWS: Final = 200
 _PREVIEW_CHARACTERS: Final = 60
 
 
+@app.command()
 def dump(
     directory: Directory,
     topic: Annotated[str | None, typer.Option("--topic", "-t", help="Only records of this topic.")] = None,
@@ -38,7 +39,7 @@ def dump(
         ),
     ] = None,
     key: Annotated[str | None, typer.Option("--key", "-k", help="Only records with this key or message id.")] = None,
-    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="Maximum number of records.")] = None,
+    count: Annotated[int | None, typer.Option("--count", min=1, help="Maximum number of records.")] = None,
     body: Annotated[bool, typer.Option("--body", help="Show the decompressed bodies; with --json in full.")] = False,
     settings: Sizes = None,
     config: ConfigFile = None,

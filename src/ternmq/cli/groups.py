@@ -1,14 +1,16 @@
-"""``tern group``: create, mode, list, members, info, progress, reset, clone (D2, D4, F9, F10, L2)."""
+"""``tern group``: create, mode, list, members, info, progress, reset, clone, delete (D2, D4, F9, F10, L2)."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from ternmq.cli.command import Commands, Destructive, Watched
+from ternmq.cli.confirm import Yes, confirm
 from ternmq.cli.options import NAME_SERVER_DEFAULT, GroupArgument, Json, NameServers
 from ternmq.cli.output import Output, note
 from ternmq.cli.running import run
@@ -18,7 +20,11 @@ if TYPE_CHECKING:
     from ternmq.admin.clients import ConsumerInfo, LiveConsumers, QueueState, Sharer
     from ternmq.admin.offsets import Move
 
-app = typer.Typer(
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the result without changing anything.")]
+#: Queues that are listed before a question.
+PLAN_LINES: Final = 32
+
+app = Commands(
     no_args_is_help=True, help="Create and list consumer groups, show their progress, and reset their offsets."
 )
 
@@ -100,13 +106,20 @@ def mode(
     )
 
 
-@app.command("list")
+@app.command("list", cls=Watched)
 def list_(
     everything: Annotated[bool, typer.Option("--all", "-a", help="Include system groups.")] = False,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """List consumer groups with their active members and their lag."""
+    """List consumer groups with their active members and their lag.
+
+    Examples:
+
+        tern group list
+
+        tern group list --watch
+    """
     from ternmq.admin import Admin
     from ternmq.admin.groups import GroupInfo
 
@@ -124,7 +137,7 @@ def list_(
     )
 
 
-@app.command()
+@app.command(cls=Watched)
 def members(group: GroupArgument, name_servers: NameServers = NAME_SERVER_DEFAULT, as_json: Json = False) -> None:
     """List the active members of a group and their subscriptions.
 
@@ -187,7 +200,7 @@ def _shares(sharers: Sequence[Sharer]) -> dict[str, object]:
     }
 
 
-@app.command()
+@app.command(cls=Watched)
 def info(
     group: GroupArgument,
     client: Annotated[str | None, typer.Option("--client", help="Only the member with this client id.")] = None,
@@ -254,7 +267,7 @@ def _place(state: QueueState) -> dict[str, object]:
     return {"topic": state.queue.topic, "broker": state.queue.broker_name, "queue": state.queue.queue_id}
 
 
-@app.command()
+@app.command(cls=Watched)
 def progress(
     group: GroupArgument,
     topic: Annotated[str | None, typer.Option("--topic", "-t", help="Only this topic.")] = None,
@@ -297,7 +310,7 @@ def progress(
         note(f"{sum(one.lag for one in found)} messages not consumed yet in {len(found)} queues")
 
 
-@app.command()
+@app.command(cls=Destructive)
 def reset(
     group: GroupArgument,
     topic: Annotated[str, typer.Argument(help="Name of the topic.", metavar="TOPIC")],
@@ -305,7 +318,8 @@ def reset(
         str,
         typer.Option("--to", metavar="first|last|TIME", help="2026-01-31T12:00:00.250, 15m (ago), or ms since 1970."),
     ],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the result without changing anything.")] = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
@@ -323,36 +337,94 @@ def reset(
 
     position = parse_position(to)
 
-    async def work() -> list[Move]:
+    async def work(*, dry_run: bool) -> list[Move]:
         async with Admin(name_servers) as admin:
             return await admin.offsets.reset(group, topic, position, dry_run=dry_run)
 
-    _show_moves(run(work()), as_json=as_json, empty=f"topic {topic} has no readable queues")
+    if not dry_run and not yes:
+        confirm(_plan(run(work(dry_run=True))), f"reset group {group}?", yes=yes)
+    _show_moves(run(work(dry_run=dry_run)), as_json=as_json, empty=f"topic {topic} has no readable queues")
     if dry_run:
         note("dry run: nothing was changed; omit --dry-run to reset the offsets")
 
 
-@app.command()
+@app.command(cls=Destructive)
 def clone(
-    source: Annotated[str, typer.Argument(help="Group to copy from.", metavar="SOURCE")],
-    target: Annotated[str, typer.Argument(help="Group to copy to.", metavar="TARGET")],
+    group: Annotated[str, typer.Argument(help="Group to copy from.", metavar="SOURCE")],
+    target_group: Annotated[str, typer.Argument(help="Group to copy to.", metavar="TARGET")],
     topic: Annotated[str | None, typer.Option("--topic", "-t", help="Only this topic.")] = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
     """Copy offsets from one group to another. The target group is created if it does not exist.
 
-    Example:
+    It asks if the target group has offsets already.
+
+    Examples:
 
         tern group clone billing billing-test --topic orders
+
+        tern group clone billing billing-test --dry-run
     """
     from ternmq.admin import Admin
 
-    async def work() -> list[Move]:
+    async def work(*, dry_run: bool) -> list[Move]:
         async with Admin(name_servers) as admin:
-            return await admin.offsets.clone(source, target, topic=topic)
+            return await admin.offsets.clone(group, target_group, topic=topic, dry_run=dry_run)
 
-    _show_moves(run(work()), as_json=as_json, empty="")
+    if not dry_run and not yes:
+        overwritten = [move for move in run(work(dry_run=True)) if move.before not in (None, move.after)]
+        if overwritten:
+            confirm(_plan(overwritten), f"overwrite the offsets of group {target_group}?", yes=yes)
+    _show_moves(run(work(dry_run=dry_run)), as_json=as_json, empty="")
+    if dry_run:
+        note("dry run: nothing was changed; omit --dry-run to copy the offsets")
+
+
+@app.command(cls=Destructive)
+def delete(
+    group: GroupArgument,
+    cluster: Annotated[str | None, typer.Option(help="Only on the brokers of this cluster.")] = None,
+    yes: Yes = False,
+    name_servers: NameServers = NAME_SERVER_DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """Delete a group: its settings and its offsets. Stop its members first: they would create it again.
+
+    Messages in its retry and dead-letter topics stay; see `tern dlq purge`.
+
+    Example:
+
+        tern group delete billing-test
+    """
+    from ternmq.admin import Admin
+
+    async def look() -> list[str]:
+        async with Admin(name_servers) as admin:
+            await admin.groups.progress(group)  # an unknown group is an error
+            info = await admin.groups.info(group)
+        return [
+            f"group {group} has {info.members} active members and a lag of {info.lag} messages; its offsets are lost"
+        ]
+
+    async def work() -> list[str]:
+        async with Admin(name_servers) as admin:
+            return sorted(broker.name for broker in await admin.groups.delete(group, cluster=cluster))
+
+    if not yes:
+        confirm(run(look()), f"delete group {group}?", yes=yes)
+    brokers = run(work())
+    Output(as_json=as_json).item(
+        {"group": group, "deleted_on": brokers}, f"group {group} was deleted on {', '.join(brokers)}"
+    )
+
+
+def _plan(moves: Sequence[Move]) -> list[str]:
+    """What would change, in lines; queues that stay as they are in none."""
+    lines = [f"{move.queue}: {'-' if move.before is None else move.before} → {move.after}" for move in moves]
+    return lines if len(lines) <= PLAN_LINES else [*lines[:PLAN_LINES], f"and {len(lines) - PLAN_LINES} more queues"]
 
 
 def _show_moves(moves: Sequence[Move], *, as_json: bool, empty: str) -> None:

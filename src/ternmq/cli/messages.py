@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from ternmq.cli.command import Commands
 from ternmq.cli.options import NAME_SERVER_DEFAULT, Json, NameServers, TopicArgument
 from ternmq.cli.output import Output, note
 from ternmq.cli.running import run
@@ -19,7 +20,7 @@ from ternmq.errors import NotFound
 if TYPE_CHECKING:
     from ternmq.message import ReceivedMessage
 
-app = typer.Typer(no_args_is_help=True, help="Find messages by id, key, queue offset or time.")
+app = Commands(no_args_is_help=True, help="Find messages by id, key, queue offset or time.")
 
 
 #: How many messages brokers return for one key at most, and the default.

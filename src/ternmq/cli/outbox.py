@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from ternmq.cli import logs
+from ternmq.cli.command import Commands, Destructive, Watched
+from ternmq.cli.confirm import Yes, confirm
 from ternmq.cli.options import NAME_SERVER_DEFAULT, Json, LogLevel, NameServers
 from ternmq.cli.output import Output, note
 from ternmq.cli.running import run, serve
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-app = typer.Typer(no_args_is_help=True, help="Send messages that applications saved in their databases.")
+app = Commands(no_args_is_help=True, help="Send messages that applications saved in their databases.")
 
 Databases = Annotated[
     list[str] | None,
@@ -137,7 +139,7 @@ def sweep(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=Watched)
 def status(
     databases: Databases = None,
     spools: Spools = None,
@@ -189,7 +191,7 @@ def status(
 @app.command()
 def retry(
     ids: Annotated[list[int] | None, typer.Argument(metavar="[ID]...", help="Ids of dead messages.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="All dead messages.")] = False,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="All dead messages.")] = False,
     databases: Databases = None,
     spools: Spools = None,
     table: TableName = _TABLE,
@@ -213,12 +215,13 @@ def retry(
     _changed(count, ids, "retried", "wait again", as_json=as_json)
 
 
-@app.command()
+@app.command(cls=Destructive)
 def discard(
     ids: Annotated[list[int], typer.Argument(metavar="ID...", help="Ids of dead messages.")],
     databases: Databases = None,
     spools: Spools = None,
     table: TableName = _TABLE,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Delete dead messages for ever. Messages of the same sharding key that wait behind them are sent then.
@@ -231,6 +234,8 @@ def discard(
     async def of(database: Database) -> int:
         return await database.run(lambda execute: database.table.discard(execute, ids))
 
+    numbers = ", ".join(map(str, ids[:32])) + (" …" if len(ids) > 32 else "")
+    confirm([f"the dead messages {numbers} are deleted for ever"], "delete them?", yes=yes)
     count = sum(run(_each(databases, spools, table, of)))
     _changed(count, ids, "discarded", "are deleted", as_json=as_json)
 

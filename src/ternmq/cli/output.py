@@ -1,28 +1,58 @@
-"""Output of commands (T1): tables and colours in a terminal, plain text in a pipe, JSON with ``--json``.
+"""Output of commands (T1): tables and colours in a terminal, plain text in a pipe, JSON or CSV if asked for.
 
-One method for each kind of result, so that commands do not deal with the three forms:
+One method for each kind of result, so that commands do not deal with the four forms:
 
-=========  =====================  ==================================  ==========================
-           terminal               pipe                                ``--json``
-=========  =====================  ==================================  ==========================
-``rows``   a table                columns separated by tabs           one array of objects
-``item``   a line                 the same line                       one object per line (stream)
-=========  =====================  ==================================  ==========================
+=========  ===========  ============================  ============================  ========================
+           terminal     pipe                          ``--json``                    ``--output csv``
+=========  ===========  ============================  ============================  ========================
+``rows``   a table      columns separated by tabs     one array of objects          a heading, a line per row
+``item``   a line       the same line                 one object per line (stream)  the same, of a stream
+=========  ===========  ============================  ============================  ========================
+
+CSV has the columns and values of the table; lists are joined with ", ", and what has parts of its own is JSON.
 
 Only results go to stdout; remarks for people (``note``) and errors go to stderr.
 """
 
 from __future__ import annotations
 
+import csv
+import enum
+import io
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TextIO
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final, TextIO
 
 import msgspec
 
 from ternmq.errors import TernError
 
 OutputRow = Mapping[str, object]
+
+
+class Form(enum.StrEnum):
+    """The form of results, chosen with ``--output``."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+
+
+#: Set by ``command.Command`` around the function of a command. JSON reaches functions as ``as_json``, because many of
+#: them collect more for it; CSV concerns this module only.
+_form: Final = ContextVar("form", default=Form.TABLE)
+
+
+@contextmanager
+def shown_as(form: Form) -> Iterator[None]:
+    """The form of all outputs that are made in the block."""
+    token = _form.set(form)
+    try:
+        yield
+    finally:
+        _form.reset(token)
 
 
 class ReaderGone(TernError):
@@ -34,16 +64,23 @@ class Output:
 
     def __init__(self, *, as_json: bool, stream: TextIO | None = None) -> None:
         self.as_json = as_json
+        self.as_csv = not as_json and _form.get() is Form.CSV
         self._stream = stream if stream is not None else sys.stdout
+        #: Columns of the last heading: the next one of a stream does not repeat it.
+        self._heading: tuple[str, ...] = ()
 
     @property
     def is_terminal(self) -> bool:
-        return self._stream.isatty()
+        """Whether results are for people who look at them now."""
+        return self._stream.isatty() and not self.as_csv
 
     def rows(self, rows: Sequence[OutputRow], *, columns: Sequence[str], empty: str) -> None:
         """A list of similar things. ``columns`` are keys of the rows and headings; ``empty`` is printed for no rows."""
         if self.as_json:
             self._line(_to_json(rows))
+        elif self.as_csv:
+            self._heading = ()
+            self._csv(rows, columns)
         elif not rows:
             note(empty)
         elif self.is_terminal:
@@ -56,7 +93,19 @@ class Output:
 
     def item(self, fields: OutputRow, text: str) -> None:
         """One thing, or the next of a stream, printed at once."""
-        self._line(_to_json(fields) if self.as_json else text)
+        if not self.as_csv:
+            self._line(_to_json(fields) if self.as_json else text)
+        elif fields:
+            self._csv([fields], self._heading or tuple(fields))
+
+    def _csv(self, rows: Sequence[OutputRow], columns: Sequence[str]) -> None:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        if self._heading != tuple(columns):
+            self._heading = tuple(columns)
+            writer.writerow(columns)
+        writer.writerows([_value(row.get(column)) for column in columns] for row in rows)
+        self._line(text.getvalue().removesuffix("\n"))
 
     def _line(self, text: str) -> None:
         try:
@@ -73,7 +122,7 @@ class Output:
 
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
         for column in columns:
-            numeric = all(isinstance(row[column], int) for row in rows)
+            numeric = all(isinstance(row[column], int | float) for row in rows)
             table.add_column(column.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
         for row in rows:
             table.add_row(*(_cell(row[column]) for column in columns))
@@ -112,6 +161,19 @@ def _cell(value: object) -> str:
             return ", ".join(map(_cell, value))
         case _:
             return str(value)
+
+
+def _value(value: object) -> str:
+    """A field of CSV: empty for nothing, and JSON for what has parts."""
+    match value:
+        case None:
+            return ""
+        case dict():
+            return _to_json(value)
+        case list() | tuple() if any(isinstance(one, dict | list | tuple) for one in value):
+            return _to_json(value)
+        case _:
+            return _cell(value)
 
 
 def _to_json(value: object) -> str:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ternmq.cli.command import Commands, Destructive, Watched
+from ternmq.cli.confirm import Yes, confirm
 from ternmq.cli.options import NAME_SERVER_DEFAULT, Json, NameServers
 from ternmq.cli.output import Output
 from ternmq.cli.running import run
@@ -14,12 +16,12 @@ from ternmq.cli.running import run
 if TYPE_CHECKING:
     from ternmq.admin.raft import RaftMemberInfo
 
-app = typer.Typer(no_args_is_help=True, help="Show Raft groups, and change their leaders and members.")
+app = Commands(no_args_is_help=True, help="Show Raft groups, and change their leaders and members.")
 
 BrokerName = Annotated[str | None, typer.Option("--broker", "-b", metavar="NAME", help="Only of this broker.")]
 
 
-@app.command()
+@app.command(cls=Watched)
 def status(broker: BrokerName = None, name_servers: NameServers = NAME_SERVER_DEFAULT, as_json: Json = False) -> None:
     """Show the members of Raft groups: role, term, leader, commit index, and what each lacks of the leader's log.
 
@@ -52,9 +54,11 @@ def transfer(
 ) -> None:
     """Let another member lead, before maintenance of the leader's machine for example. No message is lost.
 
-    Example:
+    Examples:
 
         tern raft transfer n1
+
+        tern broker transfer n1 --broker broker-a
     """
     from ternmq.admin import Admin
 
@@ -93,10 +97,11 @@ def add(
     Output(as_json=as_json).item({"member": name}, f"{name} is a member that votes" if wait_s else f"{name} joins")
 
 
-@app.command()
+@app.command(cls=Destructive)
 def remove(
     member: Annotated[str, typer.Argument(help="The member that leaves, as in n1.")],
     broker: BrokerName = None,
+    yes: Yes = False,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
@@ -108,10 +113,19 @@ def remove(
     """
     from ternmq.admin import Admin
 
+    async def look() -> list[str]:
+        async with Admin(name_servers) as admin:
+            members = await admin.raft.status(broker)
+        voters = [one.member for one in members if one.votes and one.member != member]
+        left = ", ".join(sorted(voters)) or "none"
+        return [f"{member} leaves its group; {len(voters)} members that vote are left: {left}"]
+
     async def work() -> None:
         async with Admin(name_servers) as admin:
             await admin.raft.remove(member, broker)
 
+    if not yes:
+        confirm(run(look()), f"remove {member}?", yes=yes)
     run(work())
     Output(as_json=as_json).item({"member": member}, f"{member} is not a member any more; stop its broker")
 

@@ -34,12 +34,12 @@ READ_BYTES: Final = 64 * 1024
 def send(
     topic: Annotated[str, typer.Argument(help="Topic to send to.", metavar="TOPIC")],
     bodies: Annotated[list[str] | None, typer.Argument(help="Message bodies, one per message.", metavar="BODY")] = None,
-    tag: Annotated[str, typer.Option("--tag", "-t", help="Tag, by which consumers can filter.")] = "",
+    tag: Annotated[str, typer.Option("--tag", "-T", help="Tag, by which consumers can filter.")] = "",
     keys: Annotated[
         list[str] | None, typer.Option("--key", "-k", help="Key for `tern message find`. Can be repeated.")
     ] = None,
     properties: Annotated[
-        list[str] | None, typer.Option("--property", "-p", metavar="NAME=VALUE", help="May be repeated.")
+        list[str] | None, typer.Option("--property", "-P", metavar="NAME=VALUE", help="May be repeated.")
     ] = None,
     delay: Annotated[
         str,

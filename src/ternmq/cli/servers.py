@@ -47,7 +47,7 @@ _ANYWHERE: Final = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared wit
 
 def up(
     directory: Annotated[Path, typer.Option("--dir", help="Directory of the stores.")] = Path("ternmq-data"),
-    port: Annotated[int, typer.Option("--port", help="Port of the name server; 0: any free port.")] = 9876,
+    port: Annotated[int, typer.Option("--port", "-p", help="Port of the name server; 0: any free port.")] = 9876,
     broker_port: Annotated[
         int,
         typer.Option("--broker-port", help="Port of broker-a; the others follow in steps of 20. 0: any free ports."),
@@ -153,7 +153,8 @@ async def _up(
         namesrv_config = dataclasses.replace(namesrv_config, bind_address=bound)
     _make_directory(directory)
 
-    async with NameServer(namesrv_config, Env()) as name_server:
+    origins = {"listenPort": "--port"} | settings.origins(NamesrvConfig)
+    async with NameServer(namesrv_config, Env(), origins=origins) as name_server:
         listens_on = namesrv_config.bind_address
         dialled = LOOPBACK if listens_on in _ANYWHERE else listens_on
         known = (BrokerConfig, StoreConfig, ReplicationConfig, RaftConfig)
@@ -244,14 +245,14 @@ def namesrv(
     # An empty kvConfigPath keeps settings in memory only.
     if not any(setting.name == "kvconfigpath" for setting in given.given):
         built = dataclasses.replace(built, kv_config_path=KV_CONFIG_PATH.expanduser())
-    serve(_namesrv(built, Output(as_json=as_json)))
+    serve(_namesrv(built, given.origins(NamesrvConfig), Output(as_json=as_json)))
 
 
-async def _namesrv(config: NamesrvConfig, output: Output) -> None:
+async def _namesrv(config: NamesrvConfig, origins: dict[str, str], output: Output) -> None:
     from ternmq.env import Env
     from ternmq.namesrv.server import NameServer
 
-    async with NameServer(config, Env()) as server:
+    async with NameServer(config, Env(), origins=origins) as server:
         address = f"{config.bind_address}:{server.port}"
         output.item({"event": "ready", "name_server": address}, f"ready: name server listening on {address}")
         await asyncio.Event().wait()  # until cancelled
@@ -271,7 +272,8 @@ def broker(
     given = Settings.gather(files=[config] if config else [], env=os.environ, flags=flags)
     given.report_strangers(BrokerConfig, StoreConfig, ReplicationConfig, RaftConfig)
     built = given.build(BrokerConfig), given.build(StoreConfig), given.build(ReplicationConfig), given.build(RaftConfig)
-    serve(_broker(*built, Output(as_json=as_json)))
+    origins = given.origins(BrokerConfig, StoreConfig, ReplicationConfig, RaftConfig)
+    serve(_broker(*built, origins, Output(as_json=as_json)))
 
 
 async def _broker(
@@ -279,6 +281,7 @@ async def _broker(
     store_config: StoreConfig,
     replication: ReplicationConfig,
     raft: RaftConfig,
+    origins: dict[str, str],
     output: Output,
 ) -> None:
     from ternmq.auth.access import own_credentials
@@ -296,6 +299,7 @@ async def _broker(
             raft=raft,
             credentials=credentials,
             on_progress=tell,
+            origins=origins,
         ) as broker:
             name, store = broker_config.broker_name, store_config.store_path_root_dir
             listens_on = format_address(broker_config.bind_address, broker.port)

@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ternmq.cli.command import Commands, Destructive, Watched
+from ternmq.cli.confirm import Yes, confirm
 from ternmq.cli.options import NAME_SERVER_DEFAULT, Json, NameServers
-from ternmq.cli.output import Output, note
+from ternmq.cli.output import Output
 from ternmq.cli.running import run
-from ternmq.cli.store import ask
 from ternmq.errors import ConfigError
 
 if TYPE_CHECKING:
     from ternmq.admin import Admin
     from ternmq.admin.brokers import BrokerInfo
 
-app = typer.Typer(no_args_is_help=True, help="Show and change the settings of running brokers and name servers.")
+app = Commands(no_args_is_help=True, help="Show and change the settings of running brokers and name servers.")
 
 Broker = Annotated[
     str | None, typer.Option("--broker", "-b", metavar="NAME", help="A broker's name or address. Without it: all.")
@@ -25,13 +26,16 @@ Broker = Annotated[
 OfNameServers = Annotated[bool, typer.Option("--of-name-servers", help="Settings of the name servers, not of brokers.")]
 
 
-@app.command()
+@app.command(cls=Watched)
 def show(
     patterns: Annotated[
         list[str] | None, typer.Argument(metavar="[SETTING]...", help="Names of settings; * stands for any text.")
     ] = None,
     broker: Broker = None,
     of_name_servers: OfNameServers = False,
+    origin: Annotated[
+        bool, typer.Option("--origin", help="Also show where each value was given: default, file and line, …")
+    ] = False,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
@@ -42,6 +46,8 @@ def show(
         tern config show
 
         tern config show 'transaction*' fileReservedTime --broker broker-a
+
+        tern config show --origin --broker broker-a
     """
     from ternmq.admin import Admin
     from ternmq.broker.changes import changeable
@@ -53,7 +59,12 @@ def show(
         return [
             {"broker": each.name, "id": each.broker_id, **row}
             for each in await _brokers(admin, broker)
-            for row in _rows(await admin.brokers.settings(each.address), patterns, live)
+            for row in _rows(
+                await admin.brokers.settings(each.address),
+                await admin.brokers.origins(each.address) if origin else None,
+                patterns,
+                live,
+            )
         ]
 
     async def of_all_name_servers(admin: Admin) -> list[dict[str, object]]:
@@ -61,7 +72,12 @@ def show(
         return [
             {"name_server": address, **row}
             for address in await admin.name_servers.all()
-            for row in _rows(await admin.name_servers.settings(address), patterns, live)
+            for row in _rows(
+                await admin.name_servers.settings(address),
+                await admin.name_servers.origins(address) if origin else None,
+                patterns,
+                live,
+            )
         ]
 
     async def work() -> list[dict[str, object]]:
@@ -70,15 +86,19 @@ def show(
 
     _check_choice(broker, of_name_servers=of_name_servers)
     first = ("name_server",) if of_name_servers else ("broker", "id")
-    Output(as_json=as_json).rows(run(work()), columns=(*first, "setting", "value", "live"), empty="no such setting")
+    Output(as_json=as_json).rows(
+        run(work()),
+        columns=(*first, "setting", "value", "live", *(["origin"] if origin else [])),
+        empty="no such setting",
+    )
 
 
-@app.command("set")
+@app.command("set", cls=Destructive)
 def set_(
     settings: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help="Settings and their new values.")],
     broker: Broker = None,
     of_name_servers: OfNameServers = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
@@ -130,9 +150,9 @@ def set_(
         run(change_name_servers())
         return
     found = run(find())
-    if not yes and len(found) > 1:
-        note(f"this changes {len(found)} brokers: {', '.join(each.address for each in found)}")
-        ask("change all of them?")
+    if len(found) > 1:
+        plan = [f"this changes {len(found)} brokers: {', '.join(each.address for each in found)}"]
+        confirm(plan, "change all of them?", yes=yes)
     run(change(found))
 
 
@@ -141,9 +161,16 @@ def _check_choice(broker: str | None, *, of_name_servers: bool) -> None:
         raise ConfigError("--broker and --of-name-servers exclude each other; choose one of them")
 
 
-def _rows(values: dict[str, str], patterns: list[str] | None, live: set[str]) -> list[dict[str, object]]:
+def _rows(
+    values: dict[str, str], origins: dict[str, str] | None, patterns: list[str] | None, live: set[str]
+) -> list[dict[str, object]]:
     return [
-        {"setting": name, "value": value, "live": name in live}
+        {
+            "setting": name,
+            "value": value,
+            "live": name in live,
+            **({} if origins is None else {"origin": origins.get(name, "default")}),
+        }
         for name, value in values.items()
         if not patterns or any(fnmatch.fnmatch(name.lower(), pattern.lower()) for pattern in patterns)
     ]

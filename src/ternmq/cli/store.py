@@ -7,12 +7,13 @@ something", as usual for such tools.
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from ternmq.cli.command import Commands, Destructive, Watched
+from ternmq.cli.confirm import Yes, confirm
 from ternmq.cli.options import ConfigFile, Json
 from ternmq.cli.output import Output, note
 from ternmq.cli.progress import progress_bar
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from ternmq.store.inspect.verify import Verification
     from ternmq.store.inspect.view import StoreView
 
-app = typer.Typer(no_args_is_help=True, help="Inspect, check and repair a store directory. No broker is needed.")
+app = Commands(no_args_is_help=True, help="Inspect, check and repair a store directory. No broker is needed.")
 
 Directory = Annotated[
     Path,
@@ -45,12 +46,10 @@ Sizes = Annotated[
 _MB: Final = 1_000_000
 
 
-@app.command()
+@app.command(cls=Watched)
 def info(
     directory: Directory,
-    queues: Annotated[
-        bool, typer.Option("--queues", "-q", help="Show one line per queue instead of one per topic.")
-    ] = False,
+    queues: Annotated[bool, typer.Option("--queues", help="Show one line per queue instead of one per topic.")] = False,
     settings: Sizes = None,
     config: ConfigFile = None,
     as_json: Json = False,
@@ -171,14 +170,14 @@ def verify(directory: Directory, settings: Sizes = None, config: ConfigFile = No
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=Destructive)
 def rebuild(
     directory: Directory,
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="DIR", help="Write the files to this directory, and do not change the store."),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
     settings: Sizes = None,
     config: ConfigFile = None,
     as_json: Json = False,
@@ -203,8 +202,12 @@ def rebuild(
     holder = StoreView(directory, inspect, on_corrupt=lambda _: None).holder
     if out is None and holder is not None:
         raise StoreLocked(str(directory))
-    if out is None and not yes:
-        ask(f"replace the queues, the index and the schedule of {directory}?")
+    if out is None:
+        confirm(
+            [f"the queues, the index and the schedule in {directory} are replaced; its log is not changed"],
+            f"replace the queues, the index and the schedule of {directory}?",
+            yes=yes,
+        )
     clock = SystemClock()
     began = clock.monotonic()
     with progress_bar("rebuild") as tell:
@@ -256,7 +259,7 @@ def diff(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=Destructive)
 def cut(
     directory: Directory,
     at: Annotated[int, typer.Option("--at", min=0, metavar="OFFSET", help="Log offset at which the log is to end.")],
@@ -264,7 +267,7 @@ def cut(
         Path | None,
         typer.Option("--keep", metavar="DIR", help="New directory for what is cut off; by default in DIR/cut."),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
     settings: Sizes = None,
     config: ConfigFile = None,
     as_json: Json = False,
@@ -293,8 +296,11 @@ def cut(
             f"{directory} is of a member of a Raft group, which cuts its log by itself: start it, or empty the "
             "directory"
         )
-    if not yes:
-        ask(f"cut all behind log offset {at} off the log of {directory}?")
+    confirm(
+        [f"messages behind log offset {at} are taken out of {directory}, and kept in {keep or directory / 'cut'}"],
+        f"cut all behind log offset {at} off the log of {directory}?",
+        yes=yes,
+    )
     held = disk.lock(directory / "lock")
     try:
         made = cut_log(disk, directory, place.paths, segment_bytes=view.sizes.segment, log_offset=at, keep=keep)
@@ -361,6 +367,10 @@ def _as_fields(verdict: Verification, seconds: float) -> dict[str, object]:
 
 def _print_verdict(verdict: Verification, seconds: float) -> None:
     output = Output(as_json=False)
+    if output.as_csv:
+        rows = [dataclasses.asdict(finding) for finding in verdict.findings]
+        output.rows(rows, columns=("path", "what", "cost", "cure", "is_note"), empty="")
+        return
     for finding in verdict.findings:
         output.item({}, f"{'note' if finding.is_note else 'FAULT'}  {finding.path}: {finding.what}")
         output.item({}, f"       effect: {finding.cost}")
@@ -377,10 +387,3 @@ def _print_verdict(verdict: Verification, seconds: float) -> None:
 
 def _speed(log_bytes: int, seconds: float) -> float:
     return round(log_bytes / _MB / seconds, 1) if seconds else 0.0
-
-
-def ask(question: str) -> None:
-    """Continue only if the user confirms. Raises ``ConfigError`` if there is no terminal."""
-    if not sys.stdin.isatty():
-        raise ConfigError(f"{question} There is no terminal for the answer; add --yes")
-    typer.confirm(question, abort=True)

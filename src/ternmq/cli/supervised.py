@@ -40,7 +40,7 @@ def main(log_level: str, flags: Sequence[str]) -> int:
         config = settings.build(BrokerConfig)
         logs.set_up(log_level, label=config.broker_name)
         own = settings.build(StoreConfig), settings.build(ReplicationConfig), settings.build(RaftConfig)
-        serve(_broker(config, *own))
+        serve(_broker(config, *own, origins=settings.origins(BrokerConfig, StoreConfig, ReplicationConfig, RaftConfig)))
     except (TernError, OSError) as error:
         _tell(BrokerReport(error=sentence_of(error)))
         return 1
@@ -48,7 +48,12 @@ def main(log_level: str, flags: Sequence[str]) -> int:
 
 
 async def _broker(
-    config: BrokerConfig, store_config: StoreConfig, replication: ReplicationConfig, raft: RaftConfig
+    config: BrokerConfig,
+    store_config: StoreConfig,
+    replication: ReplicationConfig,
+    raft: RaftConfig,
+    *,
+    origins: dict[str, str],
 ) -> None:
     async with Broker(
         config,
@@ -58,6 +63,7 @@ async def _broker(
         raft=raft,
         credentials=own_credentials(config, os.environ),
         on_progress=_steps(_tell),
+        origins=origins,
     ) as broker:
         if broker.group is not None and not await broker.group.settled(ELECTION_S):
             raise NotRunning(f"the members of the Raft group did not elect a leader within {ELECTION_S:g} s")

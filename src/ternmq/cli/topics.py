@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ternmq.cli.command import Commands, Destructive, Watched
+from ternmq.cli.confirm import Yes, confirm
 from ternmq.cli.options import NAME_SERVER_DEFAULT, Json, NameServers, TopicArgument
 from ternmq.cli.output import Output, note
 from ternmq.cli.running import run
@@ -15,13 +18,13 @@ from ternmq.errors import RouteMissing
 if TYPE_CHECKING:
     from ternmq.admin import Admin
 
-app = typer.Typer(no_args_is_help=True, help="Create, list, inspect and delete topics.")
+app = Commands(no_args_is_help=True, help="Create, list, inspect and delete topics.")
 
 
 @app.command()
 def create(
     topic: TopicArgument,
-    queues: Annotated[int, typer.Option("--queues", "-q", min=1, max=65535, help="Queues on each broker.")] = 8,
+    queues: Annotated[int, typer.Option("--queues", min=1, max=65535, help="Queues on each broker.")] = 8,
     cluster: Annotated[
         str | None, typer.Option("--cluster", help="Cluster to use; needed if there are several.")
     ] = None,
@@ -76,7 +79,7 @@ async def _read_queues(admin: Admin, topic: str) -> dict[str, int]:
     return {queue.broker_name: queue.read_queue_nums for queue in route.queue_datas}
 
 
-@app.command("list")
+@app.command("list", cls=Watched)
 def list_(
     everything: Annotated[
         bool, typer.Option("--all", "-a", help="Include system topics and topics of groups (retries, dead letters).")
@@ -84,7 +87,14 @@ def list_(
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
-    """List the topics of all clusters."""
+    """List the topics of all clusters.
+
+    Examples:
+
+        tern topic list
+
+        tern topic list --all --output csv
+    """
     from ternmq.admin import Admin
     from ternmq.admin.topics import TopicInfo
 
@@ -109,9 +119,14 @@ def list_(
     )
 
 
-@app.command()
+@app.command(cls=Watched)
 def route(topic: TopicArgument, name_servers: NameServers = NAME_SERVER_DEFAULT, as_json: Json = False) -> None:
-    """Show the brokers of a topic and their addresses."""
+    """Show the brokers of a topic and their addresses.
+
+    Example:
+
+        tern topic route orders
+    """
     from ternmq.admin import Admin
     from ternmq.wire.bodies.routes import TopicRouteBody
 
@@ -141,16 +156,33 @@ def route(topic: TopicArgument, name_servers: NameServers = NAME_SERVER_DEFAULT,
     )
 
 
-@app.command()
-def status(topic: TopicArgument, name_servers: NameServers = NAME_SERVER_DEFAULT, as_json: Json = False) -> None:
-    """Show the queue offsets and the time of the last message of each queue."""
+@app.command(cls=Watched)
+def status(
+    topic: Annotated[str | None, typer.Argument(help="Name of a topic; default: all topics.", metavar="TOPIC")] = None,
+    name_servers: NameServers = NAME_SERVER_DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """Show the queue offsets and the time of the last message of each queue; or one line for each topic.
+
+    A topic that only a part of the brokers has is named: a message that created it went to one of them.
+
+    Examples:
+
+        tern topic status
+
+        tern topic status orders --watch
+    """
+    if topic is None:
+        _show_all(name_servers, as_json=as_json)
+        return
     from ternmq.admin import Admin
     from ternmq.admin.topics import QueueStatus
 
-    async def work() -> list[QueueStatus]:
+    async def work() -> tuple[list[QueueStatus], int]:
         async with Admin(name_servers) as admin:
-            return await admin.topics.status(topic)
+            return await admin.topics.status(topic), len(await admin.brokers.masters())
 
+    queues, masters = run(work())
     output = Output(as_json=as_json)
     output.rows(
         [
@@ -162,16 +194,60 @@ def status(topic: TopicArgument, name_servers: NameServers = NAME_SERVER_DEFAULT
                 "messages": found.messages,
                 "last_message": found.last_store_ms if as_json else format_ms(found.last_store_ms),
             }
-            for found in run(work())
+            for found in queues
         ],
         columns=("broker", "queue", "min_offset", "max_offset", "messages", "last_message"),
         empty=f"topic {topic} has no queues",
     )
+    brokers = {found.queue.broker_name for found in queues}
+    if not as_json and 0 < len(brokers) < masters:
+        note(_partial(topic, sorted(brokers), masters))
 
 
-@app.command()
+def _show_all(name_servers: str, *, as_json: bool) -> None:
+    from ternmq.admin import Admin
+    from ternmq.admin.loads import TopicLoad
+
+    async def work() -> tuple[list[TopicLoad], int]:
+        async with Admin(name_servers) as admin:
+            return await admin.topics.loads(), len(await admin.brokers.masters())
+
+    topics, masters = run(work())
+    Output(as_json=as_json).rows(
+        [
+            {
+                "topic": one.topic,
+                "on": f"{len(one.brokers)} of {masters}",
+                "brokers": one.brokers,
+                "queues": one.queues,
+                "messages": one.messages,
+                "in_s": round(one.in_s, 1),
+            }
+            for one in topics
+        ],
+        columns=("topic", "on", "brokers", "queues", "messages", "in_s"),
+        empty="no topics yet; create one with `tern topic create NAME`, or send a message to it",
+    )
+    for one in topics:
+        if not as_json and len(one.brokers) < masters:
+            note(_partial(one.topic, one.brokers, masters))
+
+
+def _partial(topic: str, brokers: Sequence[str], masters: int) -> str:
+    return (
+        f"topic {topic} is on {len(brokers)} of {masters} brokers ({', '.join(brokers)}); "
+        f"`tern topic create {topic}` puts it on all"
+    )
+
+
+@app.command(cls=Watched)
 def traffic(topic: TopicArgument, name_servers: NameServers = NAME_SERVER_DEFAULT, as_json: Json = False) -> None:
-    """Show how many messages go into a topic, and out of it to each group: now, in the last hour, in the last day."""
+    """Show how many messages go into a topic, and out of it to each group: now, in the last hour, in the last day.
+
+    Example:
+
+        tern topic traffic orders --watch 5
+    """
     from ternmq.admin import Admin
     from ternmq.admin.topics import Traffic
 
@@ -199,8 +275,8 @@ def traffic(topic: TopicArgument, name_servers: NameServers = NAME_SERVER_DEFAUL
 @app.command()
 def entries(
     topic: TopicArgument,
-    broker: Annotated[str, typer.Option("--broker", help="Name of the broker.")],
-    queue: Annotated[int, typer.Option("--queue", min=0, help="Queue id.")] = 0,
+    broker: Annotated[str, typer.Option("--broker", "-b", help="Name of the broker.")],
+    queue: Annotated[int, typer.Option("--queue", "-q", min=0, help="Queue id.")] = 0,
     offset: Annotated[int, typer.Option("--offset", min=0, help="Queue offset of the first entry.")] = 0,
     count: Annotated[int, typer.Option("--count", min=1, help="Entries at most; the broker shows up to 1000.")] = 10,
     group: Annotated[str, typer.Option("--group", "-g", help="Whether the filter of this group lets them pass.")] = "",
@@ -240,15 +316,37 @@ def entries(
     )
 
 
-@app.command()
-def delete(topic: TopicArgument, name_servers: NameServers = NAME_SERVER_DEFAULT, as_json: Json = False) -> None:
-    """Delete a topic and its messages from all brokers and name servers."""
+@app.command(cls=Destructive)
+def delete(
+    topic: TopicArgument, yes: Yes = False, name_servers: NameServers = NAME_SERVER_DEFAULT, as_json: Json = False
+) -> None:
+    """Delete a topic and its messages from all brokers and name servers.
+
+    Examples:
+
+        tern topic delete orders
+
+        tern topic delete orders --yes
+    """
     from ternmq.admin import Admin
+
+    async def look() -> list[str]:
+        async with Admin(name_servers) as admin:
+            queues = await admin.topics.status(topic)
+            readers = [one for one in await admin.topics.traffic(topic) if one.group]
+        brokers = sorted({one.queue.broker_name for one in queues})
+        return [
+            f"topic {topic} has {sum(one.messages for one in queues)} messages in {len(queues)} queues on "
+            f"{', '.join(brokers)}; they cannot be read afterwards",
+            *([f"groups that consume it: {', '.join(one.group for one in readers)}"] if readers else []),
+        ]
 
     async def work() -> list[str]:
         async with Admin(name_servers) as admin:
             return [broker.name for broker in await admin.topics.delete(topic)]
 
+    if not yes:
+        confirm(run(look()), f"delete topic {topic}?", yes=yes)
     brokers = run(work())
     Output(as_json=as_json).item(
         {"topic": topic, "deleted_on": brokers}, f"topic {topic} was deleted on {', '.join(brokers)}"

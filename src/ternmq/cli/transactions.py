@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ternmq.cli.command import Commands, Watched
 from ternmq.cli.options import NAME_SERVER_DEFAULT, Json, NameServers
 from ternmq.cli.output import Output, note
 from ternmq.cli.running import run
@@ -15,10 +16,10 @@ from ternmq.env import SystemClock
 if TYPE_CHECKING:
     from ternmq.admin.transactions import OpenTransactionInfo
 
-app = typer.Typer(no_args_is_help=True, help="Show transactions that are open, and check discarded ones again.")
+app = Commands(no_args_is_help=True, help="Show transactions that are open, and check discarded ones again.")
 
 
-@app.command("list")
+@app.command("list", cls=Watched)
 def list_(
     group: Annotated[str | None, typer.Option("--group", "-g", metavar="GROUP", help="Only of this group.")] = None,
     count: Annotated[int, typer.Option("--count", min=1, help="Show at most this many, the oldest first.")] = 100,

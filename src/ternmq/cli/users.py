@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ternmq.cli.command import Commands, Destructive, Watched
+from ternmq.cli.confirm import Yes, confirm
 from ternmq.cli.options import NAME_SERVER_DEFAULT, Json, NameServers
 from ternmq.cli.output import Output
 from ternmq.cli.running import run
@@ -17,7 +19,7 @@ from ternmq.errors import ConfigError
 if TYPE_CHECKING:
     from ternmq.admin import Admin
 
-app = typer.Typer(
+app = Commands(
     no_args_is_help=True,
     help="Users of a cluster with authenticationEnabled=true, and what they may do. Changes are made on all brokers.",
 )
@@ -46,7 +48,7 @@ PasswordFile = Annotated[
 ]
 
 
-@app.command("list")
+@app.command("list", cls=Watched)
 def list_(
     text: Annotated[str, typer.Argument(help="Only names that contain this.", metavar="[TEXT]")] = "",
     name_servers: NameServers = NAME_SERVER_DEFAULT,
@@ -128,19 +130,27 @@ def update(
     Output(as_json=as_json).item({"updated": name}, f"updated user {name}")
 
 
-@app.command()
-def delete(name: Name, name_servers: NameServers = NAME_SERVER_DEFAULT, as_json: Json = False) -> None:
+@app.command(cls=Destructive)
+def delete(
+    name: Name, yes: Yes = False, name_servers: NameServers = NAME_SERVER_DEFAULT, as_json: Json = False
+) -> None:
     """Delete a user and its policies.
 
     Example:
 
         tern user delete shop
     """
+    if not yes:
+        plan = [
+            f"user {name} is deleted on all brokers; its programs cannot connect afterwards",
+            *_entries(name_servers, name),
+        ]
+        confirm(plan, f"delete user {name}?", yes=yes)
     _change(name_servers, lambda admin: admin.users.delete(name))
     Output(as_json=as_json).item({"deleted": name}, f"deleted user {name}")
 
 
-@app.command()
+@app.command(cls=Watched)
 def policies(
     name: Annotated[str, typer.Argument(help="Only users whose name contains this.", metavar="[USER]")] = "",
     resource: Annotated[str, typer.Option("--resource", help="Only resources that contain this.")] = "",
@@ -220,11 +230,12 @@ def deny(
     )
 
 
-@app.command()
+@app.command(cls=Destructive)
 def revoke(
     name: Name,
     resource: Annotated[str, typer.Argument(help="The resource of the entry; none: all.", metavar="[RESOURCE]")] = "",
     is_default: Default = False,
+    yes: Yes = False,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
@@ -234,10 +245,29 @@ def revoke(
 
         tern user revoke shop Topic:orders
     """
+    if not yes:
+        confirm(_entries(name_servers, name, resource), f"revoke {resource or 'all entries'} of user {name}?", yes=yes)
     _change(name_servers, lambda admin: admin.users.revoke(name, resource, is_default=is_default))
     Output(as_json=as_json).item(
         {"user": name, "revoked": resource or "*"}, f"revoked {resource or 'all entries'} of {name}"
     )
+
+
+def _entries(name_servers: str, name: str, resource: str = "") -> list[str]:
+    """What is lost with the entries of a user."""
+    from ternmq.admin import Admin
+
+    async def work() -> list[str]:
+        async with Admin(name_servers) as admin:
+            return sorted(
+                {
+                    f"{one.decision} {', '.join(one.actions)} on {one.resource}"
+                    for one in await admin.users.policies(name, resource)
+                    if one.user == name
+                }
+            )
+
+    return run(work())
 
 
 def _decide(

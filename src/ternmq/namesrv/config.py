@@ -31,6 +31,8 @@ class NamesrvConfig(AccessConfig):
     #: 0: any free port.
     listen_port: int = 9876
     bind_address: str = "0.0.0.0"  # noqa: S104 - name servers serve the network; bind_address narrows it
+    #: Port of ``/healthz``, ``/readyz`` and ``/metrics`` (T4); 0: none. Needs the extra ``http``.
+    http_port: int = 0
     #: Where the settings of PUT_KV_CONFIG are kept (A5), and beside it what was changed at run time (T2). None: in
     #: memory only, as in an embedded cluster.
     kv_config_path: Path | None = None
@@ -55,6 +57,7 @@ class NamesrvConfig(AccessConfig):
         AccessConfig.__post_init__(self)
         for key, value, least, most in (
             ("listenPort", self.listen_port, 0, 65_535),
+            ("httpPort", self.http_port, 0, 65_535),
             ("scanNotActiveBrokerInterval", self.scan_not_active_broker_interval, 100, 120_000),
             ("maxBrokers", self.max_brokers, 1, 1_000_000),
             ("maxTopicBytes", self.max_topic_bytes, 1 << 20, 1 << 40),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -61,8 +61,16 @@ class NameServerHandlers:
     """Functions on the loop; ``routes`` is the table for the server."""
 
     def __init__(
-        self, registry: Registry, kv: KvConfig, settings: NamesrvConfig, changes: Changes, clock: Clock
+        self,
+        registry: Registry,
+        kv: KvConfig,
+        settings: NamesrvConfig,
+        changes: Changes,
+        clock: Clock,
+        *,
+        origins: Mapping[str, str],
     ) -> None:
+        self._origins = origins
         self._registry = registry
         self._kv = kv
         self._settings = settings
@@ -274,7 +282,8 @@ class NameServerHandlers:
         return Reply(body=encode(KvTable(table=table)))
 
     def get_config(self, _peer: Peer, _request: Request[object]) -> Reply:
-        return Reply(body=config.to_properties(self._settings).encode())
+        origins = {**self._origins, **dict.fromkeys(self._changes.names, config.RUN_TIME)}
+        return Reply(body=(config.to_properties(self._settings) + config.origin_lines(origins)).encode())
 
     async def update_config(self, peer: Peer, request: Request[object]) -> Reply:
         """Change settings at run time: all of the request, or none; answered when they are on disk."""

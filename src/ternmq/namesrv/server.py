@@ -7,17 +7,20 @@ one uses another. So there is no replication, election or recovery.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
 from ternmq.auth.access import AccessControl
 from ternmq.env import Env
+from ternmq.errors import ConfigError
 from ternmq.files import Chores, TableFiles
 from ternmq.namesrv.config import CHANGEABLE, CHANGES_SUFFIX, NamesrvConfig
 from ternmq.namesrv.handlers import BROKER_LANE, CLIENT_LANE, NameServerHandlers
 from ternmq.namesrv.kv import KvConfig
 from ternmq.namesrv.registry import Registry
+from ternmq.net.endpoint import bind
 from ternmq.net.gate import Gate
 from ternmq.net.lanes import LaneConfig
 from ternmq.net.server import Server
@@ -33,9 +36,17 @@ class NameServer:
     """
 
     def __init__(
-        self, config: NamesrvConfig | None = None, env: Env | None = None, *, gate: Gate | None = None
+        self,
+        config: NamesrvConfig | None = None,
+        env: Env | None = None,
+        *,
+        gate: Gate | None = None,
+        origins: Mapping[str, str] | None = None,
     ) -> None:
-        """``gate`` admits requests, instead of the access control that the config asks for."""
+        """``gate`` admits requests, instead of the access control that the config asks for. ``origins`` says where
+        settings were given, for tools (``Settings.origins``).
+        """
+        self._origins = dict(origins or {})
         self._config = config or NamesrvConfig()
         self._env = env or Env()
         self._gate = gate
@@ -59,7 +70,7 @@ class NameServer:
                 kv.load()
                 changes = Changes(files(f"{path.stem}{CHANGES_SUFFIX}"))
             settings = changes.given(NamesrvConfig).change(self._config, CHANGEABLE.__contains__)
-            handlers = NameServerHandlers(self.registry, kv, settings, changes, self._env.clock)
+            handlers = NameServerHandlers(self.registry, kv, settings, changes, self._env.clock, origins=self._origins)
             access = await stack.enter_async_context(
                 AccessControl.running(self._config, self._env.clock, gate=self._gate)
             )
@@ -76,6 +87,8 @@ class NameServer:
             )
             self.port = await server.listen(self._config.bind_address, self._config.listen_port)
             tasks.create_task(self._tend(handlers), name="scan for silent brokers")
+            if self._config.http_port:
+                await self._listen_http(stack, tasks, server, access)
             self._exit = stack.pop_all()
         return self
 
@@ -83,6 +96,19 @@ class NameServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._exit.__aexit__(kind, error, trace)
+
+    async def _listen_http(self, stack: AsyncExitStack, tasks: Tasks, server: Server, access: AccessControl) -> None:
+        try:
+            from ternmq.namesrv.web import NameServerWeb
+            from ternmq.net.http import HttpServer
+        except ImportError as error:
+            raise ConfigError(f"httpPort needs `pip install ternmq[http]`: {error}") from None
+        web = NameServerWeb(
+            self.registry, server, clock=self._env.clock, tasks=tasks, is_guarded=access.gate is not None
+        )
+        http = HttpServer(web.answer, tasks)
+        await http.listen(bind(self._config.bind_address, self._config.http_port), access.tls)
+        stack.callback(http.close)
 
     async def _tend(self, handlers: NameServerHandlers) -> None:
         while True:

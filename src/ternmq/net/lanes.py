@@ -28,6 +28,7 @@ from collections.abc import Iterable
 from typing import Any, Final, Protocol
 
 from ternmq.kernels import HAS_NATIVE, native
+from ternmq.net.latency import FIRST_S, Latency
 from ternmq.net.mailboxes import Job, Mailboxes
 
 log = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ class LaneConfig:
 class Lane(Mailboxes):
     """One class of work: its jobs, its bounds and what became of them."""
 
-    __slots__ = ("config", "queued_bytes", "refused_full", "refused_late", "used")
+    __slots__ = ("config", "queued_bytes", "refused_full", "refused_late", "used", "waits")
 
     def __init__(self, config: LaneConfig) -> None:
         super().__init__()
@@ -81,6 +82,8 @@ class Lane(Mailboxes):
         self.used = 0.0
         self.refused_full = 0
         self.refused_late = 0
+        #: From the arrival of a request until its turn. What was done before it in the turn is part of it.
+        self.waits = Latency()
 
     def head_wait_ms(self, now: float) -> int:
         """How long the oldest job has waited."""
@@ -218,12 +221,20 @@ class Lanes:
         time = self._loop.time
         wait_max_ms = lane.config.wait_max_ms
         late = now - wait_max_ms / 1000 if wait_max_ms else -1.0
-        number = done_bytes = 0
+        number = done_bytes = soon = 0
+        waits, waited = lane.waits, 0.0
+        # After this a request has come so lately that it belongs to the first bucket: nearly all do.
+        lately = now - FIRST_S
         try:
             for number in range(1, min(len(jobs), count_max) + 1):
                 worker, request, arrived, size = jobs.popleft()
                 lane.queued_bytes -= size
                 done_bytes += size
+                if arrived > lately:
+                    soon += 1
+                    waited += now - arrived
+                else:
+                    waits.add(now - arrived, _count(request))
                 try:
                     if arrived < late:
                         lane.refused_late += _count(request)
@@ -242,6 +253,8 @@ class Lanes:
                 if not number % SLOW_REQUESTS and time() > turn_end:
                     break
         finally:
+            waits.counts[0] += soon
+            waits.sum_s += waited
             self._done = number
             self._done_bytes = done_bytes
 

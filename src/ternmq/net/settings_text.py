@@ -70,6 +70,11 @@ class Changes:
         #: How many requests have changed something since the start.
         self.count = 0
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The settings that were changed."""
+        return frozenset(self._kept)
+
     def given(self, *kinds: type) -> Settings:
         """What was changed before the start, for a server with these components."""
         if not self._kept or self._file is None:

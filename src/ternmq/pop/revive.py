@@ -45,9 +45,18 @@ class Reviver:
     """All methods belong to the broker's loop."""
 
     def __init__(
-        self, *, store: PopStore, offsets: PopOffsets, topics: RetryTopics, has_group: Exists, retry_v2: bool
+        self,
+        *,
+        store: PopStore,
+        offsets: PopOffsets,
+        topics: RetryTopics,
+        has_group: Exists,
+        retry_v2: bool,
+        count: Callable[[str, int, int], None],
     ) -> None:
+        """``count`` gets the topic, the number and the bytes of messages that were written again."""
         self._store = store
+        self._count = count
         self._offsets = offsets
         self._topics = topics
         self._has_group = has_group
@@ -131,7 +140,9 @@ class Reviver:
         drafts = (
             rewrite(record, target, 0, changes, reconsume_times=record.reconsume_times + 1) for changes in choices
         )
-        return put_first_that_fits(self._store.put, drafts).end_offset
+        end_offset = put_first_that_fits(self._store.put, drafts).end_offset
+        self._count(target, 1, len(record.body))
+        return end_offset
 
 
 def _origin(group: str, topic: str) -> str:

@@ -166,6 +166,8 @@ class MessageStore:
         self.offset_by_time = self._query.offset_by_time
         #: When a message was stored; -1 if it is not there.
         self.store_time = self._query.store_time
+        self.log_place = self._query.log_place
+        self.log_time = self._query.log_time
         #: One whole record by its log offset; None if none starts there.
         self.record_at = self._query.record_at
         #: Records of a topic by key or unique key.

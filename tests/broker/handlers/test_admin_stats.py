@@ -44,7 +44,8 @@ async def test_what_goes_in_out_and_back_is_counted(client: Client) -> None:
     assert (2, 2.0) == await series(client, "GROUP_GET_NUMS", "orders@billing")
     assert (await series(client, "GROUP_GET_SIZE", "orders@billing"))[0] > 0
     assert (1, 1.0) == await series(client, "SNDBCK_PUT_NUMS", "orders@billing")
-    assert (2, 1.0) == await series(client, "BROKER_PUT_NUMS", "DefaultCluster")
+    assert (1, 1.0) == await series(client, "TOPIC_PUT_NUMS", "%RETRY%billing")
+    assert (3, 1.0) == await series(client, "BROKER_PUT_NUMS", "DefaultCluster")
     assert (2, 2.0) == await series(client, "BROKER_GET_NUMS", "DefaultCluster")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ternmq.broker.tables import series
 from ternmq.broker.tables.series import Period
 from ternmq.broker.tables.stats import Stats
 from tests.manual_clock import ManualClock
@@ -116,3 +117,38 @@ def test_midnight_moves_todays_totals_to_yesterday(stats: Stats, clock: ManualCl
     assert table["msgPutTotalYesterdayMorning"] == "10"
     assert table["msgPutTotalTodayMorning"] == "15"
     assert table["msgPutTotalTodayNow"] == "16"
+
+
+def test_many_series_are_noted_in_slices(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """D5: a moment that is not finished counts as one that is; the next one finishes it first."""
+    monkeypatch.setattr(series, "SLICE", 2)
+    stats = Stats(clock)
+    for number in range(7):
+        stats.put(f"t{number}", 1, 100)
+    clock.advance(10)
+    stats.sample()
+    steps = sum(1 for _ in iter(stats.mark_more, False))
+    assert 4 == steps, "two totals and seven topics, of which a slice was noted at once"
+
+    for _ in range(7):
+        clock.advance(10)
+        stats.sample()
+    assert {0} == {stats.growth(count, Period.MINUTE).messages for count in stats.put_by_topic.values()}
+
+
+def test_series_are_bounded_by_their_bytes(clock: ManualClock) -> None:
+    """D5: names come from requests; what has no room is counted in the totals, and the room comes back."""
+    stats = Stats(clock, series_bytes_max=3 * (series.COUNT_BYTES + 40))
+    for number in range(5):
+        stats.put(f"topic{number}", 1, 10)
+        stats.sent_back(f"topic{number}", "g", 10, is_dead=True)
+    assert (3, 5) == (
+        len(stats.put_by_topic) + len(stats.back_by_group) + len(stats.dead_by_group),
+        stats.put_messages,
+    )
+    assert stats.room.refused > 0
+    assert 0.0 == stats.put_rate("topic4")
+
+    stats.forget_topic("topic0")
+    stats.put("topic4", 1, 10)
+    assert 1 == stats.put_by_topic["topic4"].messages

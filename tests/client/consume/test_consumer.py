@@ -124,7 +124,7 @@ async def test_a_new_kind_of_source_and_lot_needs_no_change_of_the_core() -> Non
         consumer = Consumer(
             instance, "billing", PushConfig(), parts, subscriptions=subscriptions, active=active, tasks=tasks
         )
-        looped = Looped(consumer.clock)
+        looped = Looped(consumer.clock, None)
         consumer.open(looped)
         await consumer.start()
         (source,) = made

@@ -10,8 +10,11 @@ import pytest
 from ternmq.admin import Admin
 from ternmq.client.config import ClientConfig
 from ternmq.client.consume.listener import ConsumeResult
+from ternmq.client.consume.lite_pull import LitePullConsumer
 from ternmq.client.consume.offsets import StartPosition
+from ternmq.client.consume.pop import PopConsumer
 from ternmq.client.consume.push import PushConsumer
+from ternmq.client.consume.share import ShareConsumer
 from ternmq.client.send.producer import Producer
 from ternmq.embedded import EmbeddedCluster
 from ternmq.errors import ConfigError, InvalidName
@@ -155,3 +158,45 @@ def test_a_wrong_trace_topic_is_named() -> None:
         Producer("shop", name_servers="127.0.0.1:1", trace="")
     with pytest.raises(InvalidName):
         PushConsumer("billing", name_servers="127.0.0.1:1", trace="no blanks")
+
+
+@pytest.mark.parametrize("kind", ["push", "pop", "share"])
+async def test_loops_are_traced_from_the_message_to_its_end(cluster: EmbeddedCluster, admin: Admin, kind: str) -> None:
+    """Q1: done with the next message, or sent back; each with its result."""
+    async with Producer("shop", name_servers=cluster.name_servers) as producer:
+        receipts = [await producer.send(Message("orders", b"%d" % number)) for number in range(3)]
+    classes = {"push": PushConsumer, "pop": PopConsumer, "share": ShareConsumer}
+    consumer = classes[kind]("billing", name_servers=cluster.name_servers, trace=True, start=StartPosition.FIRST)
+    consumer.subscribe("orders")
+    got: dict[str, str] = {}
+    async with consumer, asyncio.timeout(60):
+        async for message in consumer:
+            got[message.message_id] = "failed" if len(got) == 1 else "success"
+            if len(got) == 2:
+                message.retry(after_ms=3_600_000)
+            elif len(got) == 3:
+                message.ack()
+                break
+
+    assert got == {
+        receipt.message_id: step.result
+        for receipt in receipts
+        for step in await admin.traces.path(receipt.message_id)
+        if step.what == "consumed"
+    }
+
+
+async def test_polls_of_a_lite_pull_consumer_are_traced(cluster: EmbeddedCluster, admin: Admin) -> None:
+    """Q1: what a poll returned is done with the next one, or with the block."""
+    async with Producer("shop", name_servers=cluster.name_servers) as producer:
+        receipts = [await producer.send(Message("orders", b"%d" % number)) for number in range(3)]
+    consumer = LitePullConsumer("billing", name_servers=cluster.name_servers, trace=True, start=StartPosition.FIRST)
+    consumer.subscribe("orders")
+    got = 0
+    async with consumer, asyncio.timeout(60):
+        while got < 3:
+            got += len(await consumer.poll())
+
+    steps = [step for receipt in receipts for step in await admin.traces.path(receipt.message_id)]
+    assert [("consumed", "success", "billing")] * 3 == [(step.what, step.result, step.group) for step in steps]
+    assert 6 == consumer.traces.sent

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 import importlib.metadata
+import itertools
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,11 +15,13 @@ from typing import Final
 
 from ternmq.broker.changes import LiveSettings
 from ternmq.broker.flow import ADMIN, CLIENT, PULL, QUERY, SEND
+from ternmq.broker.process_table import process_table
 from ternmq.broker.tables.stats import Stats
 from ternmq.broker.tables.topics import Topics
 from ternmq.env import Clock
 from ternmq.names import is_internal_topic
 from ternmq.net.gate import ANY_CALLER, Action, Rights, Rule, may_know_group
+from ternmq.net.latency import Latency
 from ternmq.net.peer import Peer, Route
 from ternmq.net.server import Server
 from ternmq.net.settings_text import refusals, settings_text
@@ -37,6 +40,8 @@ log = logging.getLogger(__name__)
 #: Groups whose time is told, those that took most.
 _GROUPS_SHOWN: Final = 20
 #: Lanes under the names of RocketMQ's thread pools.
+#: Bounds of RocketMQ's distribution of puts.
+_DISTRIBUTION_MS: Final = (1, 10, 50, 100, 200, 500, 1_000, 2_000, 3_000, 4_000, 5_000, 10_000)
 _POOLS: Final = ((SEND, "send"), (PULL, "pull"), (QUERY, "query"))
 
 
@@ -93,6 +98,7 @@ class BrokerHandlers:
             "brokerActive": "true",
             # No lock is held while a record is copied into the log: the loop is the only one that does.
             "pageCacheLockTimeMills": "0",
+            **process_table(self._clock),
             **self._more(),
         }
         return Reply(body=encode(KvTable(table=table)))
@@ -140,6 +146,10 @@ class BrokerHandlers:
             table[f"{pool}ThreadPoolQueueSize"] = str(lane.count)
             table[f"{pool}ThreadPoolQueueCapacity"] = str(lane.config.capacity)
             table[f"{pool}ThreadPoolQueueHeadWaitTimeMills"] = str(lane.head_wait_ms(now))
+        puts = lanes[SEND].waits
+        table["putMessageDistributeTime"] = _distribution(puts)
+        table["putMessageEntireTimeMax"] = str(int(puts.max_s * 1000))
+        table["getMessageEntireTimeMax"] = str(int(lanes[PULL].waits.max_s * 1000))
         # How much of the broker's time the busiest groups took, and in how many slices: pulls, and acks (R4). Every
         # account may ask, and is told of groups that it has some permission for.
         spent = dict(lanes[PULL].spent)
@@ -192,6 +202,28 @@ class BrokerHandlers:
                 return -1
             self._earliest = (at, unpack_record(record, check_crc=False).store_time_ms)
         return self._earliest[1]
+
+
+def _distribution(latency: Latency) -> str:
+    """How long puts took, as RocketMQ writes it; here from the arrival of a request until its turn."""
+    first, last = _DISTRIBUTION_MS[0], _DISTRIBUTION_MS[-1]
+    texts = [
+        f"[<=0ms]:{latency.between(0, first)} ",
+        *(f"[{_span(low, high)}]:{latency.between(low, high)} " for low, high in itertools.pairwise(_DISTRIBUTION_MS)),
+        f"[{_in_seconds(last)}~]:{latency.between(last, None)} ",
+    ]
+    return "".join(texts)
+
+
+def _span(low_ms: int, high_ms: int) -> str:
+    """``0~10ms``, ``500ms~1s``, ``1~2s``. Below 1 ms is RocketMQ's 0."""
+    if high_ms < 1_000:
+        return f"{low_ms if low_ms > 1 else 0}~{high_ms}ms"
+    return f"{low_ms // 1000 if low_ms >= 1_000 else f'{low_ms}ms'}~{_in_seconds(high_ms)}"
+
+
+def _in_seconds(span_ms: int) -> str:
+    return f"{span_ms // 1000}s"
 
 
 def _ratio(disk: DiskUsage) -> float:

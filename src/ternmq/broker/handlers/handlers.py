@@ -80,9 +80,15 @@ class Handlers:
         name, store_path = config.broker_name, store.config.store_path_root_dir
         replies = SendReplies(config, store_host=store_host)
         sends = SendHandlers(sending=services.sending, replies=replies)
-        pulls = PullHandlers(reading=services.reading, polls=polls, lanes=lanes)
-        pops = PopHandlers(popping=services.popping, polls=polls, lanes=lanes)
-        shares = ShareHandlers(sharing=services.sharing, polls=polls, lanes=lanes, when_safe=services.intake.when_safe)
+        pulls = PullHandlers(reading=services.reading, quotas=services.quotas, polls=polls, lanes=lanes)
+        pops = PopHandlers(popping=services.popping, quotas=services.quotas, polls=polls, lanes=lanes)
+        shares = ShareHandlers(
+            sharing=services.sharing,
+            quotas=services.quotas,
+            polls=polls,
+            lanes=lanes,
+            when_safe=services.intake.when_safe,
+        )
         self.members = ClientHandlers(
             clients=tables.clients,
             groups=tables.groups,

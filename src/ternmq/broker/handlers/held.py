@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from ternmq.broker.services.polls import Poll, Polls
+from ternmq.broker.services.quotas import Quotas
 from ternmq.errors import SystemBusy, TernError
 from ternmq.net.lanes import Lane, Lanes
 from ternmq.net.peer import Peer
 from ternmq.wire.header import Reply, Request
+
+#: A client that asks to wait for longer is answered after this time, and asks again.
+QUOTA_WAIT_MAX_S: Final = 60.0
 
 #: Carries a request out again; None if it waits once more, or has been answered.
 Again = Callable[[Peer, Request[Any], float], Reply | None]
@@ -73,3 +77,15 @@ class HeldRequest:
         if self.poll is not None:
             self._polls.pass_on(self.poll)
         self.peer.fail(request, SystemBusy(reason))
+
+
+async def wait_for_quota(peer: Peer, group: str, wait_ms: int, *, quotas: Quotas, polls: Polls) -> bool:
+    """Let the request of a group that has got what its quota allows wait: whether it may look now.
+
+    Raises why this broker gives nothing out any more, and ``SystemBusy``.
+    """
+    may_look = await quotas.wait(group, min(wait_ms / 1000, QUOTA_WAIT_MAX_S))
+    refusal = polls.refusal()
+    if refusal is not None:
+        raise refusal.with_traceback(None)
+    return may_look and not peer.closed.is_set()

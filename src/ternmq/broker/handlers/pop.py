@@ -16,9 +16,10 @@ from collections.abc import Awaitable
 from typing import Any, Final
 
 from ternmq.broker.flow import PULL
-from ternmq.broker.handlers.held import Again, HeldRequest
+from ternmq.broker.handlers.held import Again, HeldRequest, wait_for_quota
 from ternmq.broker.services.polls import PollKind, Polls
 from ternmq.broker.services.popping import PopOutcome, Popped, Popping
+from ternmq.broker.services.quotas import Quotas
 from ternmq.broker.tables.filters import ALL, Wanted
 from ternmq.net.gate import Action, Rule
 from ternmq.net.lanes import Lanes
@@ -48,7 +49,8 @@ _CODES: Final = {
 class PopHandlers:
     """All methods belong to the broker's loop."""
 
-    def __init__(self, *, popping: Popping, polls: Polls, lanes: Lanes) -> None:
+    def __init__(self, *, popping: Popping, quotas: Quotas, polls: Polls, lanes: Lanes) -> None:
+        self._quotas = quotas
         self._popping = popping
         self._polls = polls
         self._lanes = lanes
@@ -70,14 +72,30 @@ class PopHandlers:
 
     # --- Pop ----------------------------------------------------------------------------------------------------
 
-    def pop(self, peer: Peer, request: Request[PopMessage]) -> Reply | Awaitable[Reply] | None:
+    def pop(self, peer: Peer, request: Request[PopMessage]) -> Reply | Awaitable[Reply | None] | None:
         """Answer a pop, now or when the disk has it, or let it wait (None)."""
+        if self._quotas.groups and self._quotas.is_exceeded(request.fields.consumer_group):
+            return self._when_allowed(peer, request)
+        return self._pop(peer, request)
+
+    def _pop(self, peer: Peer, request: Request[PopMessage]) -> Reply | Awaitable[Reply | None] | None:
         popped = self._popping.take(request.fields, is_first=True)
         if popped.outcome is PopOutcome.OLD:
             return self._when_read(request.fields, popped)
         return self._answer(peer, request, popped, None)
 
+    async def _when_allowed(self, peer: Peer, request: Request[PopMessage]) -> Reply | None:
+        """Pop when the quota of the group allows it; as from an empty topic if that takes too long."""
+        header = request.fields
+        if await wait_for_quota(peer, header.consumer_group, header.poll_ms, quotas=self._quotas, polls=self._polls):
+            result = self._pop(peer, request)
+            return await result if isinstance(result, Awaitable) else result
+        return _nothing(header)
+
     def _pop_again(self, peer: Peer, request: Request[Any], deadline: float) -> Reply | None:
+        if self._quotas.groups and self._quotas.is_exceeded(request.fields.consumer_group):
+            # It pops again, and waits for its quota then.
+            return _nothing(request.fields)
         popped = self._popping.take(request.fields, is_first=False)
         assert popped.outcome is not PopOutcome.OLD, "only a pop seen for the first time waits for the disk"
         return self._answer(peer, request, popped, deadline)
@@ -173,6 +191,14 @@ def _route(handler: Handler) -> Route:
         takes_body=False,
         needs_connection=True,
         key="consumer_group",
+    )
+
+
+def _nothing(header: PopMessage) -> Reply:
+    return Reply(
+        ResponseCode.POLLING_TIMEOUT,
+        remark=_NOTHING,
+        header=PopReply(pop_time_ms=0, invisible_ms=header.invisible_ms, revive_queue_id=0, rest_count=0),
     )
 
 

@@ -4,6 +4,7 @@ What was found decides the response code:
 
     0   FOUND
     19  the end of the queue was reached         held until a message comes, if the client can wait (F8)
+    19  the group has a quota, and got that much held until it may get more, in the same way (M1)
     20  nothing in this stretch matched          the client continues at the next offset at once
     21  the offset lies outside the queue, or a  the client corrects its position
         tool has moved the group (D4)
@@ -18,8 +19,9 @@ from collections.abc import Awaitable
 from typing import Any, Final
 
 from ternmq.broker.flow import PULL
-from ternmq.broker.handlers.held import HeldRequest
+from ternmq.broker.handlers.held import HeldRequest, wait_for_quota
 from ternmq.broker.services.polls import Polls
+from ternmq.broker.services.quotas import Quotas
 from ternmq.broker.services.reading import Pulled, Reading
 from ternmq.net.gate import Action, Rule
 from ternmq.net.lanes import Lanes
@@ -48,7 +50,8 @@ _RESET: Final = "OFFSET_RESET"
 class PullHandlers:
     """All methods belong to the broker's loop."""
 
-    def __init__(self, *, reading: Reading, polls: Polls, lanes: Lanes) -> None:
+    def __init__(self, *, reading: Reading, quotas: Quotas, polls: Polls, lanes: Lanes) -> None:
+        self._quotas = quotas
         self._reading = reading
         self._polls = polls
         self._lanes = lanes
@@ -71,6 +74,8 @@ class PullHandlers:
         pulled = self._reading.pull(header, is_first=True)
         if pulled.found.cold is not None:
             return self._when_read(header, pulled)
+        if pulled.is_over_quota and header.sysflag & PullSysflag.SUSPEND:
+            return self._when_allowed(peer, header, pulled)
         if pulled.is_at_end and header.sysflag & PullSysflag.SUSPEND:
             held = HeldRequest(peer, request, self._again, polls=self._polls, lanes=self._lanes, lane=self._lane)
             held.poll = self._polls.park_pull(
@@ -90,6 +95,18 @@ class PullHandlers:
     def _again(self, _peer: Peer, request: Request[Any], _deadline: float) -> Reply:
         """Look again, and answer whatever is found now: what a pull waited for has just come, and is in memory."""
         return self._reply(self._reading.pull(request.fields, is_first=False))
+
+    async def _when_allowed(self, peer: Peer, header: PullMessage, pulled: Pulled) -> Reply:
+        """Look when the quota of the group allows it; as at the end of the queue if that takes too long."""
+        deadline = self._polls.deadline(self._reading.wait_ms(header.suspend_timeout_ms))
+        while pulled.is_over_quota:
+            left_ms = int((deadline - self._polls.deadline(0)) * 1000)
+            if not await wait_for_quota(peer, header.consumer_group, left_ms, quotas=self._quotas, polls=self._polls):
+                break
+            pulled = self._reading.pull(header, is_first=False, may_be_old=True)
+        if pulled.found.cold is not None:
+            return await self._when_read(header, pulled)
+        return self._reply(pulled)
 
     async def _when_read(self, header: PullMessage, pulled: Pulled) -> Reply:
         return self._reply(await self._reading.read_old(header, pulled))

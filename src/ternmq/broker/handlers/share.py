@@ -17,8 +17,9 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from ternmq.broker.flow import ADMIN, CLIENT, PULL
-from ternmq.broker.handlers.held import HeldRequest
+from ternmq.broker.handlers.held import HeldRequest, wait_for_quota
 from ternmq.broker.services.polls import PollKind, Polls
+from ternmq.broker.services.quotas import Quotas
 from ternmq.broker.services.sharing import Shared, SharePullOutcome, Sharing
 from ternmq.errors import refused
 from ternmq.net.gate import Action, Rule
@@ -47,8 +48,15 @@ class ShareHandlers:
     """All methods belong to the broker's loop. ``when_safe`` calls back when a record is."""
 
     def __init__(
-        self, *, sharing: Sharing, polls: Polls, lanes: Lanes, when_safe: Callable[[int, Answer], None]
+        self,
+        *,
+        sharing: Sharing,
+        quotas: Quotas,
+        polls: Polls,
+        lanes: Lanes,
+        when_safe: Callable[[int, Answer], None],
     ) -> None:
+        self._quotas = quotas
         self._sharing = sharing
         self._polls = polls
         self._lanes = lanes
@@ -78,18 +86,36 @@ class ShareHandlers:
         """Answer a pull, now or when the disk has it, or let it wait (None)."""
         header = request.fields
         if (header.consumer_group, header.consumer) in self._left.get(peer, ()):
-            return Reply(ResponseCode.POLLING_TIMEOUT, header=SharePullReply(first=-1, life=0))
+            return _nothing()
+        if self._quotas.groups and self._quotas.is_exceeded(header.consumer_group):
+            return self._when_allowed(peer, request)
+        return self._pull(peer, request)
+
+    def _pull(self, peer: Peer, request: Request[SharePull]) -> Reply | Awaitable[Reply | None] | None:
         shared = self._sharing.take(request.fields, is_first=True)
         if shared.outcome is SharePullOutcome.OLD:
             return self._when_read(peer, request, shared)
         return self._answer(peer, request, shared, None)
 
+    async def _when_allowed(self, peer: Peer, request: Request[SharePull]) -> Reply | None:
+        """Pull when the quota of the group allows it; as from an empty topic if that takes too long."""
+        header = request.fields
+        if await wait_for_quota(
+            peer, header.consumer_group, header.poll_ms or 0, quotas=self._quotas, polls=self._polls
+        ) and (header.consumer_group, header.consumer) not in self._left.get(peer, ()):
+            result = self._pull(peer, request)
+            return await result if isinstance(result, Awaitable) else result
+        return _nothing()
+
     def _pull_again(self, peer: Peer, request: Request[Any], deadline: float) -> Reply | None:
+        if self._quotas.groups and self._quotas.is_exceeded(request.fields.consumer_group):
+            # It pulls again, and waits for its quota then.
+            return _nothing()
         if self._sharing.has_left(request.fields):
             # Nothing for a consumer that is about to end; the next one shall look.
             header = request.fields
             self._polls.wake(PollKind.SHARE, header.consumer_group, header.topic, ALL_QUEUES)
-            return Reply(ResponseCode.POLLING_TIMEOUT, header=SharePullReply(first=-1, life=0))
+            return _nothing()
         shared = self._sharing.take(request.fields, is_first=False)
         assert shared.outcome is not SharePullOutcome.OLD, "only a pull seen for the first time waits for the disk"
         return self._answer(peer, request, shared, deadline)
@@ -182,6 +208,10 @@ class ShareHandlers:
         header = request.fields
         found, more = self._sharing.members(header.consumer_group, after=(header.after_topic, header.after_consumer))
         return Reply(body=encode(ShareMembers(members=found, more=more)))
+
+
+def _nothing() -> Reply:
+    return Reply(ResponseCode.POLLING_TIMEOUT, header=SharePullReply(first=-1, life=0))
 
 
 def _member(header: SharePull) -> str:

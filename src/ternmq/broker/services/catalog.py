@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
+import msgspec
+
 from ternmq import names
+from ternmq.broker import quota
 from ternmq.broker.services.table_journal import TableJournal
 from ternmq.broker.tables import groups as group_rules
 from ternmq.broker.tables import topics as topic_rules
@@ -30,7 +33,12 @@ ATTRIBUTES: Final[dict[str, frozenset[str] | None]] = {
     "cleanup.policy": frozenset({"DELETE", "COMPACTION"}),
     "message.type": frozenset({"UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED"}),
     "reserve.time": None,
+    # Of TernMQ: what may be sent to it (``broker.quota``).
+    **dict.fromkeys(quota.KEYS),
 }
+#: Attributes that one group may have: RocketMQ 5 has less than ten.
+GROUP_ATTRIBUTES_MAX: Final = 64
+_ATTRIBUTE_CHARACTERS_MAX: Final = 1_024
 
 #: Waits until the name servers know the topics of this moment, or gives up soon.
 Published = Callable[[], Awaitable[None]]
@@ -69,6 +77,7 @@ class Catalog:
         if self._topics.is_protected(config.topic_name):
             raise InvalidParameter(f"{config.topic_name} is a system topic and cannot be changed")
         topic_rules.check(config)
+        quota.rates(config.attributes)
         self._journal.require(TableChange(topic=config))
         self._topics.put(config)
 
@@ -130,8 +139,15 @@ class Catalog:
     # --- Groups -----------------------------------------------------------------------------------------------------
 
     def put_group(self, config: SubscriptionGroupConfig) -> None:
-        """Create or change a group. Raises ``InvalidParameter`` for a bad name or number of retry queues."""
+        """Create or change a group. Raises ``InvalidParameter`` for a bad name, number of retry queues, or attribute.
+
+        Attributes are changes of those that the group has (``changed_group_attributes``).
+        """
         group_rules.check(config)
+        old = self._groups.get(config.group_name)
+        attributes = changed_group_attributes(old.attributes if old else None, config.attributes)
+        quota.rates(attributes)
+        config = msgspec.structs.replace(config, attributes=attributes)
         self._journal.require(TableChange(group=config))
         self._groups.put(config)
 
@@ -215,4 +231,29 @@ def changed_attributes(old: dict[str, str] | None, changes: str) -> dict[str, st
             raise InvalidParameter(f"invalid attribute {change!r}: expected {choice} for {key}")
         else:
             attributes[key] = value
+    return attributes
+
+
+def changed_group_attributes(old: dict[str, str] | None, changes: dict[str, str] | None) -> dict[str, str] | None:
+    """A group's attributes after a request (RocketMQ 5): ``+key`` sets one, ``-key`` removes it, others stay.
+
+    A key without a sign sets as well: a configuration that was read can be written back. Raises ``InvalidParameter``
+    for too many.
+    """
+    if not changes:
+        return old
+    attributes = dict(old or {})
+    for key, value in changes.items():
+        name = key.removeprefix("+")
+        if key.startswith("-"):
+            attributes.pop(key[1:], None)
+        elif not name or len(name) + len(value) > _ATTRIBUTE_CHARACTERS_MAX:
+            raise InvalidParameter(
+                f"invalid attribute {key[:64]!r}: expected a name and a value of at most {_ATTRIBUTE_CHARACTERS_MAX} "
+                "characters"
+            )
+        else:
+            attributes[name] = value
+    if len(attributes) > GROUP_ATTRIBUTES_MAX:
+        raise InvalidParameter(f"{len(attributes)} attributes: a group has at most {GROUP_ATTRIBUTES_MAX}")
     return attributes

@@ -16,6 +16,7 @@ from ternmq import names
 from ternmq.broker.config import BrokerConfig
 from ternmq.broker.tables.groups import Groups
 from ternmq.broker.tables.offsets import Offsets
+from ternmq.broker.tables.stats import Stats
 from ternmq.broker.tables.topics import Topics
 from ternmq.env import Clock
 from ternmq.errors import TernError
@@ -47,6 +48,7 @@ class PopTerm:
         topics: Topics,
         groups: Groups,
         offsets: Offsets,
+        stats: Stats,
         clock: Clock,
         on_free: Callable[[GroupQueue], None],
         on_end: Callable[[PopTerm, TernError], None],
@@ -69,6 +71,7 @@ class PopTerm:
             topics=topics,
             has_group=lambda group: groups.get(group) is not None,
             retry_v2=config.enable_retry_topic_v2,
+            count=stats.put,
         )
         self.buffer = PopBuffer(
             store=store,

@@ -26,6 +26,7 @@ from ternmq.broker.roles import Term
 from ternmq.broker.services.access import Access, Way, check_queue
 from ternmq.broker.services.polls import PollKind, Polls
 from ternmq.broker.services.pop_term import PopTerm
+from ternmq.broker.services.quotas import Quotas
 from ternmq.broker.services.reading import COLD_MAX
 from ternmq.broker.tables.filters import Filters, Wanted
 from ternmq.broker.tables.groups import Groups
@@ -120,6 +121,7 @@ class Popping:
         groups: Groups,
         offsets: Offsets,
         stats: Stats,
+        quotas: Quotas,
         filters: Filters,
         clock: Clock,
         choice: random.Random,
@@ -134,6 +136,7 @@ class Popping:
         self._groups = groups
         self._offsets = offsets
         self._stats = stats
+        self._quotas = quotas
         self._filters = filters
         self._clock = clock
         self._random = choice
@@ -174,6 +177,7 @@ class Popping:
             topics=self._topics,
             groups=self._groups,
             offsets=self._offsets,
+            stats=self._stats,
             clock=self._clock,
             on_free=self._freed,
             on_end=self._ended,
@@ -253,6 +257,8 @@ class Popping:
 
     def _count(self, query: PlaceQuery, taken: PopTaken) -> None:
         self._stats.got(query.topic, query.consumer_group, taken.count, taken.body_bytes)
+        if self._quotas.groups:
+            self._quotas.got(query.consumer_group, taken.count, taken.body_bytes)
         if taken.rest:
             self._polls.wake(PollKind.POP, query.consumer_group, query.topic, query.queue_id)
 

@@ -30,6 +30,8 @@ from ternmq.broker.config import BrokerConfig
 from ternmq.broker.roles import MASTER_ID
 from ternmq.broker.services.access import Access, Way, check_queue, is_shown
 from ternmq.broker.services.drift import Copies, OwnRole, ReadDrift
+from ternmq.broker.services.offset_events import OffsetEvents
+from ternmq.broker.services.quotas import Quotas
 from ternmq.broker.tables.clients import Clients
 from ternmq.broker.tables.filters import Filters, Wanted
 from ternmq.broker.tables.groups import Groups
@@ -50,6 +52,8 @@ COLD_MAX: Final = 1_000
 SCAN_MAX: Final = 800
 
 _EMPTY_QUEUE: Final = (GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE)
+#: What makes a client continue elsewhere.
+_CORRECTED: Final = (GetStatus.OFFSET_TOO_SMALL, GetStatus.OFFSET_OVERFLOW_BADLY, *_EMPTY_QUEUE)
 _AT_END: Final = (GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.OFFSET_FOUND_NULL)
 
 
@@ -85,6 +89,8 @@ class Pulled:
     is_at_end: bool = False
     #: The copy of this broker that the reader should ask next.
     next_broker: int = MASTER_ID
+    #: Nothing was looked for, as the group has got what its quota allows.
+    is_over_quota: bool = False
 
 
 class Reading:
@@ -100,6 +106,8 @@ class Reading:
         clients: Clients,
         offsets: Offsets,
         stats: Stats,
+        quotas: Quotas,
+        events: OffsetEvents,
         filters: Filters,
         drift: ReadDrift,
         role: OwnRole,
@@ -114,6 +122,8 @@ class Reading:
         self._clients = clients
         self._offsets = offsets
         self._stats = stats
+        self._quotas = quotas
+        self._events = events
         self._filters = filters
         self._cold_count = 0
         #: Of searches by key that take longer than a slice; topics take turns.
@@ -138,8 +148,9 @@ class Reading:
 
     # --- Pulls ------------------------------------------------------------------------------------------------------
 
-    def pull(self, query: PullQuery, *, is_first: bool) -> Pulled:
-        """Look for messages. ``is_first``: the pull has just come, and may wait for the disk.
+    def pull(self, query: PullQuery, *, is_first: bool, may_be_old: bool = False) -> Pulled:
+        """Look for messages. ``is_first``: the pull has just come. It may wait for the disk then, and if
+        ``may_be_old``.
 
         Raises ``NoPermission``, ``TopicMissing``, ``GroupMissing``, ``SubscriptionMissing`` and the like, and
         ``SystemBusy`` when too many wait for the disk.
@@ -152,7 +163,15 @@ class Reading:
             return self._moved(query, moved_to, wanted)
         if is_first and query.sysflag & PullSysflag.COMMIT_OFFSET:
             self._offsets.commit(group, topic, queue_id, query.commit_offset)
-        found = self._get(query, wanted, query.queue_offset, count_max=max(query.count_max, 1), leave_cold=is_first)
+        if self._quotas.groups and self._quotas.is_exceeded(group):
+            return self._over_quota(query, wanted)
+        found = self._get(
+            query,
+            wanted,
+            query.queue_offset,
+            count_max=max(query.count_max, 1),
+            leave_cold=is_first or may_be_old,
+        )
         if found.cold is not None:
             if self._cold_count >= COLD_MAX:
                 raise SystemBusy(
@@ -208,10 +227,16 @@ class Reading:
         if status is GetStatus.FOUND:
             known = query.consumer_group if group is not None else None
             self._stats.got(query.topic, known, found.count, found.body_bytes)
+            if self._quotas.groups:
+                self._quotas.got(query.consumer_group, found.count, found.body_bytes)
             return Pulled(found, wanted, body, next_broker=next_broker)
         self._stats.missed()
         # A new queue begins at offset 0: a pull from there has reached the end.
         is_at_end = status in _AT_END or (status in _EMPTY_QUEUE and query.queue_offset == 0)
+        if status in _CORRECTED and not is_at_end and group is not None and self._role.is_master:
+            self._events.corrected(
+                query.consumer_group, query.topic, query.queue_id, query.queue_offset, found.next_offset
+            )
         return Pulled(found, wanted, body, is_at_end=is_at_end or is_elsewhere, next_broker=next_broker)
 
     def _is_elsewhere(self, status: GetStatus) -> bool:
@@ -222,13 +247,20 @@ class Reading:
 
     def _moved(self, query: PullQuery, queue_offset: int, wanted: Wanted) -> Pulled:
         self._note_pull(query, queue_offset)
-        found = GetResult(
-            GetStatus.OFFSET_TOO_SMALL,
+        return Pulled(self._at(query, queue_offset, GetStatus.OFFSET_TOO_SMALL), wanted, b"", is_moved=True)
+
+    def _over_quota(self, query: PullQuery, wanted: Wanted) -> Pulled:
+        found = self._at(query, query.queue_offset, GetStatus.OFFSET_OVERFLOW_ONE)
+        return Pulled(found, wanted, b"", is_at_end=True, is_over_quota=True)
+
+    def _at(self, query: PullQuery, queue_offset: int, status: GetStatus) -> GetResult:
+        """No message, and where to continue."""
+        return GetResult(
+            status,
             next_offset=queue_offset,
             min_offset=self._store.min_offset(query.topic, query.queue_id),
             max_offset=self._store.max_offset(query.topic, query.queue_id),
         )
-        return Pulled(found, wanted, b"", is_moved=True)
 
     def _get(
         self, query: PullQuery, wanted: Wanted, queue_offset: int, *, count_max: int, leave_cold: bool = False

@@ -32,6 +32,7 @@ from ternmq.broker.config import WRITE
 from ternmq.broker.services.access import check_send_back
 from ternmq.broker.services.intake import Intake
 from ternmq.broker.tables.groups import Groups
+from ternmq.broker.tables.stats import Stats
 from ternmq.broker.tables.topics import Topics
 from ternmq.errors import CorruptRecord, NoPermission, StoreError, SystemBusy, SystemFailure
 from ternmq.message import Property
@@ -68,9 +69,8 @@ class Retries:
         record_at: Callable[[int], memoryview | None],
         cold_record: Callable[[int], Future[bytes | None] | None],
         choice: random.Random,
-        count: Callable[[str, str, int], None],
+        stats: Stats,
     ) -> None:
-        """``count`` gets topic, group and bytes of each message that was sent back."""
         self._intake = intake
         self._topics = topics
         self._groups = groups
@@ -78,7 +78,7 @@ class Retries:
         self._cold_record = cold_record
         self._cold_count = 0
         self._random = choice
-        self._count = count
+        self._stats = stats
 
     def send_back(
         self,
@@ -175,7 +175,9 @@ class Retries:
         put_first_that_fits(self._intake.store, drafts)
         # The name comes from a property of the message, which may say anything.
         if self._topics.get(origin_topic) is not None:
-            self._count(origin_topic, header.group, len(record.body))
+            self._stats.sent_back(origin_topic, header.group, len(record.body), is_dead=delay == NO_DELAY)
+        # The copy is a message of its topic, as for RocketMQ.
+        self._stats.put(topic, 1, len(record.body))
 
     def target(self, header: SendFields, *, version: int) -> tuple[str, int] | None:
         """Where a message *sent* to a retry topic goes if it was tried too often: topic and queue id; None if not."""

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 from ternmq import names
 from ternmq.broker.config import WRITE, BrokerConfig
 from ternmq.broker.services.intake import Intake
+from ternmq.broker.services.quotas import Quotas
 from ternmq.broker.services.retry import NO_DELAY, Retries
 from ternmq.broker.services.transactions import TransactionService
 from ternmq.broker.tables.stats import Stats
@@ -119,6 +120,7 @@ class Sending:
         retries: Retries,
         transactions: TransactionService,
         stats: Stats,
+        quotas: Quotas,
         timer: Timer,
         new_unique_key: Callable[[], str],
         choice: random.Random,
@@ -130,6 +132,7 @@ class Sending:
         self._retries = retries
         self._transactions = transactions
         self._count = stats.put
+        self._quotas = quotas
         self._handle = timer.handle
         self._new_unique_key = new_unique_key
         self._random = choice
@@ -203,6 +206,8 @@ class Sending:
             queue_id = self._choose_queue(command, config, origin)
             properties, unique_key = self._prepare(properties or "")
             topic, queue_id, sysflag, properties = self._place(command, config, queue_id, properties, version)
+            if self._quotas.topics:
+                self._quotas.sent(command.topic, 1, len(body))
             if TRANSACTION_MARK in properties:
                 properties, sysflag = self._half(command, properties, sysflag)
         draft = Draft(
@@ -281,6 +286,7 @@ class Sending:
             more_properties=self._own_properties_data,
         )
         self._count(topic, len(placed.log_offsets), len(data))
+        self._quotas.sent(topic, len(placed.log_offsets), len(data))
         waits = self._safety.is_awaited and (
             self._safety.is_required or props.find(command.properties or "", Property.WAIT) != "false"
         )
@@ -349,6 +355,7 @@ class Sending:
             )
         )
         self._count(command.topic, 1, len(body))
+        self._quotas.sent(command.topic, 1, len(body))
         return placed.log_offset, placed.end_offset, queue_id, placed.queue_offset, unique_key, False, None
 
     # --- What is not plain --------------------------------------------------------------------------------------
@@ -366,8 +373,10 @@ class Sending:
             raise NoPermission(
                 f"Sending message to topic[{topic}] is forbidden; it is a system topic, send to another topic"
             )
+        if self._quotas.topics:
+            self._quotas.check_send(topic)
         return self._topics.for_send(
-            command.topic,
+            topic,
             default_topic=command.default_topic,
             default_queue_nums=command.default_topic_queue_nums,
             from_address=origin.address,
@@ -424,7 +433,7 @@ class Sending:
                 return *dead_letter, sysflag, props.with_(properties, Property.DELAY, NO_DELAY)
         elif config.topic_filter_type != _SINGLE_TAG:
             sysflag |= Sysflag.MULTI_TAGS
-        elif self._writable and not topic.startswith(names.SPARK_PREFIX):
+        elif self._writable and not topic.startswith(names.SPARK_PREFIX) and topic not in self._quotas.topics:
             self._plain_queues[topic] = config.write_queue_nums
         return topic, queue_id, sysflag, properties
 

@@ -19,9 +19,11 @@ from ternmq.broker.services.delaying import Delaying
 from ternmq.broker.services.drift import Copies, ReadDrift
 from ternmq.broker.services.inspection import Inspection
 from ternmq.broker.services.intake import Intake
+from ternmq.broker.services.offset_events import OffsetEvents
 from ternmq.broker.services.polls import Polls
 from ternmq.broker.services.popping import Popping
 from ternmq.broker.services.positions import Positions
+from ternmq.broker.services.quotas import Quotas
 from ternmq.broker.services.reading import Reading
 from ternmq.broker.services.retry import Retries
 from ternmq.broker.services.sending import Sending
@@ -41,7 +43,9 @@ from ternmq.errors import NotMaster
 from ternmq.files import TableFiles
 from ternmq.store.store import MessageStore
 from ternmq.transaction.half import MARK as TRANSACTION_MARK
+from ternmq.wire.bodies.groups import SubscriptionGroupConfig
 from ternmq.wire.bodies.raft import TableChange
+from ternmq.wire.bodies.topics import TopicConfig
 from ternmq.wire.ids import UniqueIds
 
 
@@ -76,6 +80,9 @@ class Services:
         self._clock = env.clock
         stack.callback(polls.close)
         self.access = Access(config, topics=tables.topics, groups=tables.groups)
+        quotas = self.quotas = Quotas(config, env.clock)
+        quotas.topics_changed(tables.topics.all)
+        quotas.groups_changed(tables.groups.all)
         self.delivered = DelayProgress(table_file("delayOffset.json"), store, env.clock)
         self.delivered.load()
         stack.callback(self.delivered.save)
@@ -115,7 +122,7 @@ class Services:
             record_at=store.record_at,
             cold_record=store.cold.record,
             choice=env.random,
-            count=tables.stats.sent_back,
+            stats=tables.stats,
         )
         self.sending = Sending(
             config,
@@ -124,6 +131,7 @@ class Services:
             retries=retries,
             transactions=self.transactions,
             stats=tables.stats,
+            quotas=quotas,
             timer=timer,
             new_unique_key=UniqueIds(ip, os.getpid(), salt=env.random.getrandbits(32), clock=env.clock).next,
             choice=env.random,
@@ -140,6 +148,8 @@ class Services:
             clients=tables.clients,
             offsets=tables.offsets,
             stats=tables.stats,
+            quotas=quotas,
+            events=OffsetEvents(self.intake, broker_name=config.broker_name, clock=env.clock, host=store_host),
             filters=tables.filters,
         )
         self.inspection = Inspection(
@@ -156,6 +166,7 @@ class Services:
             groups=tables.groups,
             offsets=tables.offsets,
             stats=tables.stats,
+            quotas=quotas,
             filters=tables.filters,
             clock=env.clock,
             choice=env.random,
@@ -170,6 +181,7 @@ class Services:
             groups=tables.groups,
             offsets=tables.offsets,
             stats=tables.stats,
+            quotas=quotas,
             filters=tables.filters,
             resend=retries.resend,
             clock=env.clock,
@@ -212,6 +224,7 @@ class Services:
             tables.groups.save_again()
         tables.topics.on_create = lambda config: self.journal.note(TableChange(topic=config))
         tables.groups.on_create = lambda config: self.journal.note(TableChange(group=config))
+        tables.groups.on_change = self._group_changed
         self.catalog = Catalog(
             journal=self.journal,
             topics=tables.topics,
@@ -228,6 +241,7 @@ class Services:
             self.access,
             polls,
             self.intake,
+            quotas,
             self.sending,
             self.transactions,
             self.reading,
@@ -235,6 +249,20 @@ class Services:
             sharing,
             self.positions,
         )
+
+    def topic_changed(self, topic: TopicConfig | None) -> None:
+        """A topic was created or changed; None: look at all."""
+        if topic is None:
+            self.quotas.topics_changed(self._tables.topics.all)
+        else:
+            self.quotas.topic_changed(topic.topic_name, topic)
+        self.sending.topic_changed(topic)
+
+    def _group_changed(self, group: SubscriptionGroupConfig | None) -> None:
+        if group is None:
+            self.quotas.groups_changed(self._tables.groups.all)
+        else:
+            self.quotas.group_changed(group.group_name, group)
 
     def add_permissions(self, roles: Roles) -> None:
         """Have a master write, and grant locks, in each term. Add them first: what is added first stops first."""

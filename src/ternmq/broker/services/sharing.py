@@ -25,6 +25,7 @@ from ternmq.broker.config import BrokerConfig
 from ternmq.broker.roles import Term
 from ternmq.broker.services.access import Access, Way
 from ternmq.broker.services.polls import PollKind, Polls
+from ternmq.broker.services.quotas import Quotas
 from ternmq.broker.services.reading import COLD_MAX
 from ternmq.broker.services.share_term import ShareCounts, ShareTerm
 from ternmq.broker.tables.filters import Filters, Wanted
@@ -114,6 +115,7 @@ class Sharing:
         groups: Groups,
         offsets: Offsets,
         stats: Stats,
+        quotas: Quotas,
         filters: Filters,
         resend: Resend,
         clock: Clock,
@@ -126,6 +128,7 @@ class Sharing:
         self._groups = groups
         self._offsets = offsets
         self._stats = stats
+        self._quotas = quotas
         self._filters = filters
         self._resend = resend
         self._clock = clock
@@ -261,6 +264,8 @@ class Sharing:
         if taken.count:
             shared.outcome = SharePullOutcome.FOUND
             self._stats.got(wish.topic, wish.group, taken.count, taken.body_bytes)
+            if self._quotas.groups:
+                self._quotas.got(wish.group, taken.count, taken.body_bytes)
             # One that was given what it had before has left the new ones.
             if taken.rest or taken.is_again:
                 self._polls.wake(PollKind.SHARE, wish.group, wish.topic, ALL_QUEUES)

@@ -61,6 +61,8 @@ class Groups:
         self.data_version = DataVersion()
         #: Called with each group that is created automatically, before it is in the table; set by the assembly.
         self.on_create: Callable[[SubscriptionGroupConfig], None] = _ignore
+        #: Called with each group created or changed, and with None when others were; set by the assembly.
+        self.on_change: Callable[[SubscriptionGroupConfig | None], None] = _ignore
         #: Which changes of a Raft group's log are in the table.
         self.included = Included()
 
@@ -151,6 +153,7 @@ class Groups:
         check(config)
         self._table[config.group_name] = config
         self._save()
+        self.on_change(config)
 
     def copy(self, table: GroupTable) -> None:
         """Have the groups of a master, and no others but those of the system (O4)."""
@@ -162,12 +165,14 @@ class Groups:
         self._forbidden = table.forbidden_table
         self.data_version = table.data_version
         self._file.save(self._copy)
+        self.on_change(None)
 
     def delete(self, group: str) -> None:
         """Forget a group; unknown ones are forgotten already. Raises ``InvalidParameter`` for one of the system's."""
         check_deletable(group)
         if self._table.pop(group, None) is not None:
             self._save()
+            self.on_change(None)
 
     def may_read(self, group: str, topic: str) -> bool:
         """Whether an administrator lets the group read the topic."""
@@ -209,8 +214,8 @@ def check_deletable(group: str) -> None:
         raise InvalidParameter(f"{group} is a system group and cannot be deleted")
 
 
-def _ignore(config: SubscriptionGroupConfig) -> None:
-    """Before the assembly sets ``on_create``."""
+def _ignore(config: SubscriptionGroupConfig | None) -> None:
+    """Before the assembly sets ``on_change`` and ``on_create``."""
 
 
 def _bounded(config: SubscriptionGroupConfig) -> SubscriptionGroupConfig:

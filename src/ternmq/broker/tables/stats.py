@@ -12,13 +12,19 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from ternmq.broker.tables.series import Count, Growth, Period, Timeline
+from ternmq.broker.tables.series import Count, Growth, Period, SeriesRoom, SeriesTable, Timeline
 from ternmq.env import Clock
 
 #: Spans of the rates in RocketMQ's runtime table, in seconds.
 SPANS_S: Final = (10, 60, 600)
+#: Memory for series, as estimated: some 45,000 of them.
+SERIES_BYTES_MAX: Final = 64 << 20
+
+
+_DONE: Final = object()
 
 
 class Note(NamedTuple):
@@ -34,7 +40,7 @@ class Note(NamedTuple):
 class Stats:
     """All methods belong to the broker's loop."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, series_bytes_max: int = SERIES_BYTES_MAX) -> None:
         self._clock = clock
         self.started_ms = clock.now_ms()
         #: Messages stored, their bytes, and the calls that brought them (a batch is one call).
@@ -46,10 +52,19 @@ class Stats:
         self.missed_calls = 0
         self.got_messages = 0
         self.got_bytes = 0
-        self.put_by_topic: dict[str, Count] = {}
-        self.got_by_group: dict[tuple[str, str], Count] = {}
+        self.room = SeriesRoom(series_bytes_max)
+        self._puts: SeriesTable[str] = SeriesTable(self.room)
+        self._gots: SeriesTable[tuple[str, str]] = SeriesTable(self.room)
+        self._backs: SeriesTable[tuple[str, str]] = SeriesTable(self.room)
+        self._dead: SeriesTable[tuple[str, str]] = SeriesTable(self.room)
+        self.put_by_topic = self._puts.all
+        self.got_by_group = self._gots.all
         #: Messages that consumers gave back, by the topic that they were sent to.
-        self.back_by_group: dict[tuple[str, str], Count] = {}
+        self.back_by_group = self._backs.all
+        #: Those of them that were tried too often, and are dead letters now.
+        self.dead_by_group = self._dead.all
+        #: What is left to note of the last moment.
+        self._marking: Iterator[None] = iter(())
         self._all_put = Count()
         self._all_got = Count()
         self._timeline = Timeline(clock.monotonic())
@@ -68,7 +83,7 @@ class Stats:
         self.put_bytes += size_bytes
         count = self.put_by_topic.get(topic)
         if count is None:
-            count = self.put_by_topic[topic] = Count()
+            count = self._puts.of(topic)
         count.messages += messages
         count.size_bytes += size_bytes
         count.calls += calls
@@ -82,19 +97,23 @@ class Stats:
             return
         count = self.got_by_group.get((topic, group))
         if count is None:
-            count = self.got_by_group[topic, group] = Count()
+            count = self._gots.of((topic, group))
         count.messages += messages
         count.size_bytes += size_bytes
         count.calls += 1
 
-    def sent_back(self, topic: str, group: str, size_bytes: int) -> None:
-        """A consumer gave a message of a topic back. The topic must exist: names that clients make up would stay."""
-        count = self.back_by_group.get((topic, group))
-        if count is None:
-            count = self.back_by_group[topic, group] = Count()
-        count.messages += 1
-        count.size_bytes += size_bytes
-        count.calls += 1
+    def sent_back(self, topic: str, group: str, size_bytes: int, *, is_dead: bool = False) -> None:
+        """A consumer gave a message of a topic back. The topic must exist: names that clients make up would stay.
+
+        ``is_dead``: it was tried too often.
+        """
+        for table in (self._backs, self._dead) if is_dead else (self._backs,):
+            count = table.all.get((topic, group))
+            if count is None:
+                count = table.of((topic, group))
+            count.messages += 1
+            count.size_bytes += size_bytes
+            count.calls += 1
 
     def missed(self) -> None:
         """A pull found nothing."""
@@ -103,15 +122,24 @@ class Stats:
     # --- Once a second -----------------------------------------------------------------------------------------
 
     def sample(self) -> None:
-        """Note the totals of this moment."""
+        """Note the totals of this moment. Call ``mark_more`` until it is done."""
         note = self._note()
         self._notes.append(note)
-        self._timeline.mark(note.at, self._counts())
+        places = self._timeline.due(note.at)
+        if places:
+            while self.mark_more():
+                pass  # the last moment was not finished
+            self._marking = self._timeline.mark(places, self._counts())
+            self.mark_more()
         today = _day(self._clock.now_ms())
         if today != self._today:
             self._today = today
             self.put_at_midnight = [self.put_messages, self.put_at_midnight[0]]
             self.got_at_midnight = [self.got_messages, self.got_at_midnight[0]]
+
+    def mark_more(self) -> bool:
+        """Note the totals of some more series; False if there were none."""
+        return next(self._marking, _DONE) is not _DONE
 
     def _counts(self) -> list[Count]:
         return [
@@ -120,18 +148,20 @@ class Stats:
             *self.put_by_topic.values(),
             *self.got_by_group.values(),
             *self.back_by_group.values(),
+            *self.dead_by_group.values(),
         ]
 
     def forget_topic(self, topic: str) -> None:
-        self.put_by_topic.pop(topic, None)
-        for table in (self.got_by_group, self.back_by_group):
-            for key in [key for key in table if key[0] == topic]:
-                del table[key]
+        self._puts.forget(topic)
+        self._forget(0, topic)
 
     def forget_group(self, group: str) -> None:
-        for table in (self.got_by_group, self.back_by_group):
-            for key in [key for key in table if key[1] == group]:
-                del table[key]
+        self._forget(1, group)
+
+    def _forget(self, place: int, name: str) -> None:
+        for table in (self._gots, self._backs, self._dead):
+            for key in [key for key in table.all if key[place] == name]:
+                table.forget(key)
 
     # --- Reading -----------------------------------------------------------------------------------------------
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import typer
-
+from ternmq.cli.command import Commands, Destructive
 from ternmq.cli.pipelines import archive, deadletters, rebuild, reconcile, replay, sql, trace
 
-app = typer.Typer(
+app = Commands(
     no_args_is_help=True,
     help=(
         "Run a Spark job on topics.\n\nJobs run on this machine (local[*]) unless --master names a Spark "
@@ -27,4 +26,4 @@ app.command()(sql.sql)
 app.command()(trace.trace)
 app.command()(deadletters.deadletters)
 app.command()(reconcile.reconcile)
-app.command()(rebuild.rebuild)
+app.command(cls=Destructive)(rebuild.rebuild)

@@ -8,10 +8,11 @@ from typing import Annotated, Final
 
 import typer
 
+from ternmq.cli.confirm import Yes, confirm
 from ternmq.cli.options import ConfigFile, Json
 from ternmq.cli.output import Output, note
 from ternmq.cli.pipelines.job import Master, Settings, spark_job
-from ternmq.cli.store import Directory, Sizes, ask, config_of
+from ternmq.cli.store import Directory, Sizes, config_of
 from ternmq.env import SystemClock
 from ternmq.errors import ConfigError
 
@@ -20,14 +21,14 @@ _MB: Final = 1_000_000
 
 def rebuild(
     directory: Directory,
-    output: Annotated[
+    out: Annotated[
         Path | None,
-        typer.Option("--output", metavar="DIR", help="Write the files to this directory, and do not change the store."),
+        typer.Option("--out", metavar="DIR", help="Write the files to this directory, and do not change the store."),
     ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Only compare the present files with the log; exit code 1 if they differ.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    yes: Yes = False,
     slice_bytes: Annotated[
         int | None,
         typer.Option("--slice-bytes", min=1, metavar="BYTES", help="Size of the log part that one task reads."),
@@ -49,11 +50,15 @@ def rebuild(
 
         tern pipeline rebuild /data/broker-a --check
     """
-    if check and output is not None:
-        raise ConfigError("--check and --output exclude each other; --check writes no files")
+    if check and out is not None:
+        raise ConfigError("--check and --out exclude each other; --check writes no files")
     inspect = config_of(sizes, config)
-    if output is None and not check and not yes:
-        ask(f"replace the queues and the index of {directory}?")
+    if out is None and not check:
+        confirm(
+            [f"the queues and the index in {directory} are replaced; its log is not changed"],
+            f"replace the queues and the index of {directory}?",
+            yes=yes,
+        )
     clock = SystemClock()
     with spark_job("rebuild", master=master, settings=settings, as_json=as_json) as (spark, watch):
         from ternmq.spark.files.options import SLICE_BYTES
@@ -65,9 +70,7 @@ def rebuild(
         if check:
             checked = pipeline.check(spark, directory, config=inspect, slice_bytes=slice_bytes, watch=watch)
         else:
-            made = pipeline.rebuild(
-                spark, directory, output=output, config=inspect, slice_bytes=slice_bytes, watch=watch
-            )
+            made = pipeline.rebuild(spark, directory, output=out, config=inspect, slice_bytes=slice_bytes, watch=watch)
         seconds = clock.monotonic() - began
     rebuilt = checked.rebuilt if checked is not None else made
     assert rebuilt is not None
@@ -75,7 +78,7 @@ def rebuild(
         note(f"skipped log offsets {damaged.begin:,} to {damaged.end:,}: {damaged.kind.value}")
     fields: dict[str, object] = {
         "event": "checked" if check else "rebuilt",
-        "directory": str(output or directory),
+        "directory": str(out or directory),
         "records": rebuilt.records,
         "log_bytes": rebuilt.log_bytes,
         "queues": rebuilt.queues,
@@ -87,8 +90,7 @@ def rebuild(
     speed = f"({rebuilt.log_bytes / _MB:,.1f} MB in {seconds:.1f} s, {fields['mb_per_second']} MB/s)"
     if checked is None:
         text = (
-            f"rebuilt {rebuilt.queues:,} queues and the index from {rebuilt.records:,} records in "
-            f"{output or directory} "
+            f"rebuilt {rebuilt.queues:,} queues and the index from {rebuilt.records:,} records in {out or directory} "
         )
         Output(as_json=as_json).item(fields, text + speed)
         return

@@ -55,8 +55,9 @@ class SyncPopConsumer(SyncLooping[PopConsumer]):
         batch_max: How many messages one call of the listener gets at most.
         threads: How many calls of the listener may run at the same time.
         invisible_ms: How long a message is hidden from other members after it was popped, in ms.
-        hooks: Objects that are called before and after each call of the listener, in this order.
-        trace: Whether calls of the listener are traced, so that ``tern trace`` shows the path of a message: True, or
+        hooks: Objects that are called before and after each call of the listener, or around each message of a loop, in
+            this order.
+        trace: Whether consumed messages are traced, so that ``tern trace`` shows the path of a message: True, or
             the name of the trace topic if it is not ``RMQ_SYS_TRACE_TOPIC``.
     """
 

@@ -12,10 +12,12 @@ from ternmq.client.blocking.base import SyncClient, in_thread
 from ternmq.client.blocking.loops import SyncLooping
 from ternmq.client.config import ClientConfig
 from ternmq.client.consume.config import LitePullConfig
+from ternmq.client.consume.listener import ConsumeHook
 from ternmq.client.consume.lite_pull import LitePullConsumer
 from ternmq.client.consume.offsets import StartPosition
 from ternmq.client.consume.pull import COUNT_MAX, SUSPEND_MS, PullConsumer, PullResult
 from ternmq.client.consume.watches import QueueListener
+from ternmq.client.trace.outbox import TraceCounts
 from ternmq.message import MessageQueue, ReceivedMessage
 
 
@@ -140,6 +142,9 @@ class SyncLitePullConsumer(SyncLooping[LitePullConsumer]):
         start: Where to begin in a queue for which the group has no stored offset.
         auto_commit: Whether offsets are stored automatically, every 5 s and at the end. If False, only ``commit``
             stores them.
+        hooks: Objects that are called when a poll returns a message, and when it is done, in this order.
+        trace: Whether consumed messages are traced, so that ``tern trace`` shows the path of a message: True, or the
+            name of the trace topic if it is not ``RMQ_SYS_TRACE_TOPIC``.
     """
 
     def __init__(
@@ -151,10 +156,19 @@ class SyncLitePullConsumer(SyncLooping[LitePullConsumer]):
         config: LitePullConfig | None = None,
         start: StartPosition | None = None,
         auto_commit: bool | None = None,
+        hooks: Sequence[ConsumeHook] = (),
+        trace: bool | str = False,
     ) -> None:
         super().__init__(
             LitePullConsumer(
-                group, name_servers=name_servers, client=client, config=config, start=start, auto_commit=auto_commit
+                group,
+                name_servers=name_servers,
+                client=client,
+                config=config,
+                start=start,
+                auto_commit=auto_commit,
+                hooks=hooks,
+                trace=trace,
             )
         )
 
@@ -191,6 +205,11 @@ class SyncLitePullConsumer(SyncLooping[LitePullConsumer]):
     def assignment(self) -> list[MessageQueue]:
         """The queues that are read now: those assigned, or this member's part of those subscribed to."""
         return self._do(lambda: self._async.assignment)
+
+    @property
+    def traces(self) -> TraceCounts:
+        """How many trace records were sent, and how many dropped; zeros without ``trace``."""
+        return self._do(lambda: self._async.traces)
 
     def ready(self) -> None:
         """Wait until the consumer reads all queues that it got after the last ``subscribe``."""

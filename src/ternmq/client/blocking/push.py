@@ -56,8 +56,9 @@ class SyncPushConsumer(SyncLooping[PushConsumer]):
         orderly: Whether the messages of a queue are consumed one after the other, in their order.
         batch_max: How many messages one call of the listener gets at most.
         threads: How many calls of the listener may run at the same time.
-        hooks: Objects that are called before and after each call of the listener, in this order.
-        trace: Whether calls of the listener are traced, so that ``tern trace`` shows the path of a message: True, or
+        hooks: Objects that are called before and after each call of the listener, or around each message of a loop, in
+            this order.
+        trace: Whether consumed messages are traced, so that ``tern trace`` shows the path of a message: True, or
             the name of the trace topic if it is not ``RMQ_SYS_TRACE_TOPIC``.
     """
 

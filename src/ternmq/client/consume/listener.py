@@ -74,6 +74,8 @@ class ConsumeContext:
         result: What the listener returned, for hooks after the call.
         error: What the listener raised, for hooks after the call.
         notes: Whatever a hook notes before the call, for itself after it.
+        is_call: False if there is no listener: the application takes messages in a loop, or polls. Then the hooks are
+            not called in its task.
     """
 
     group: str
@@ -86,6 +88,7 @@ class ConsumeContext:
     result: ConsumeResult | None = None
     error: BaseException | None = None
     notes: dict[object, object] = field(default_factory=dict)
+    is_call: bool = True
 
     @property
     def failed(self) -> Sequence[Claimed]:
@@ -98,8 +101,8 @@ class ConsumeContext:
 class ConsumeHook:
     """Base of hooks around each call of a listener: every method does nothing, override what you need.
 
-    Hooks run where the listener runs, in its thread or on the loop. An error raised in one is logged and has no other
-    effect.
+    Without a listener, a message begins when a loop or a poll gets it, and ends when it is settled. Hooks run where the
+    listener runs, in its thread or on the loop. An error raised in one is logged and has no other effect.
     """
 
     def before_consume(self, context: ConsumeContext) -> None:
@@ -195,11 +198,16 @@ class BoundListener:
         )
 
     def _tell(self, method: str, context: ConsumeContext) -> None:
-        for hook in self._hooks:
-            try:
-                getattr(hook, method)(context)
-            except Exception:
-                log.exception("the consume hook %s failed", type(hook).__name__)
+        tell(self._hooks, method, context)
+
+
+def tell(hooks: Sequence[ConsumeHook], method: str, context: ConsumeContext) -> None:
+    """Call a method of all hooks."""
+    for hook in hooks:
+        try:
+            getattr(hook, method)(context)
+        except Exception:
+            log.exception("the consume hook %s failed", type(hook).__name__)
 
 
 def takes_two(listener: Listener) -> bool:

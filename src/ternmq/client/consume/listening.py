@@ -24,6 +24,7 @@ from ternmq.client.consume.looped import Looped
 from ternmq.client.consume.orderly import Orderly
 from ternmq.client.consume.outlet import Messages, Outlet
 from ternmq.client.consume.subscription import Subscriptions
+from ternmq.client.consume.taken import taken
 from ternmq.client.trace.hooks import TraceConsumption
 from ternmq.client.trace.outbox import TraceCounts, TraceOutbox, outbox, trace_topic
 from ternmq.env import Env, SystemClock
@@ -138,7 +139,8 @@ class ListeningConsumer(ABC):
             )
         consumer = self._running()
         if consumer.outlet is None:
-            consumer.open(Looped(consumer.clock))
+            consumer.settling.taken = taken(self.group, self._all_hooks())
+            consumer.open(Looped(consumer.clock, consumer.settling.taken))
         assert isinstance(consumer.outlet, Looped)
         return Messages(consumer.outlet)
 
@@ -223,8 +225,7 @@ class ListeningConsumer(ABC):
 
     def _calls_of(self, listener: Listener, consumer: Consumer) -> Outlet:
         config = self._listening
-        hooks = self._hooks if self._traces is None else (*self._hooks, TraceConsumption(self._traces))
-        bound = BoundListener(listener, single=config.batch_max == 1, hooks=hooks, orderly=config.orderly)
+        bound = BoundListener(listener, single=config.batch_max == 1, hooks=self._all_hooks(), orderly=config.orderly)
         if config.orderly:
             return Orderly(
                 bound,
@@ -246,6 +247,9 @@ class ListeningConsumer(ABC):
             clock=consumer.clock,
             tasks=consumer.tasks,
         )
+
+    def _all_hooks(self) -> tuple[ConsumeHook, ...]:
+        return self._hooks if self._traces is None else (*self._hooks, TraceConsumption(self._traces))
 
     def _running(self) -> Consumer:
         if self._consumer is None:

@@ -34,12 +34,16 @@ from ternmq.client.consume.assignment import ByMembers
 from ternmq.client.consume.by_offset import ByOffset
 from ternmq.client.consume.config import LitePullConfig
 from ternmq.client.consume.consumer import Consumer, ConsumerParts
+from ternmq.client.consume.listener import ConsumeHook
 from ternmq.client.consume.offsets import BrokerOffsets, ProgressStore, StartPosition
 from ternmq.client.consume.outlet import Messages
 from ternmq.client.consume.polled import Polled
 from ternmq.client.consume.pull_source import pulls
 from ternmq.client.consume.subscription import Subscription, Subscriptions
+from ternmq.client.consume.taken import taken
 from ternmq.client.consume.watches import QueueListener, Watches
+from ternmq.client.trace.hooks import TraceConsumption
+from ternmq.client.trace.outbox import TraceCounts, TraceOutbox, outbox, trace_topic
 from ternmq.env import Env, SystemClock
 from ternmq.errors import ConfigError, ServiceNotAvailable
 from ternmq.message import MessageQueue, ReceivedMessage
@@ -76,6 +80,9 @@ class LitePullConsumer(ByOffset):
         start: Where to begin in a queue for which the group has no stored offset.
         auto_commit: Whether offsets are stored automatically, every 5 s and at the end. If False, only ``commit``
             stores them.
+        hooks: Objects that are called when a poll returns a message, and when it is done, in this order.
+        trace: Whether consumed messages are traced, so that ``tern trace`` shows the path of a message: True, or the
+            name of the trace topic if it is not ``RMQ_SYS_TRACE_TOPIC``.
         env: Clock, random numbers and network, for simulations in tests. Default: those of the system.
     """
 
@@ -88,6 +95,8 @@ class LitePullConsumer(ByOffset):
         config: LitePullConfig | None = None,
         start: StartPosition | None = None,
         auto_commit: bool | None = None,
+        hooks: Sequence[ConsumeHook] = (),
+        trace: bool | str = False,
         env: Env | None = None,
     ) -> None:
         super().__init__(group, name_servers=name_servers, client=client, env=env)
@@ -100,6 +109,9 @@ class LitePullConsumer(ByOffset):
         #: What was subscribed to, or the filters of assigned queues.
         self._subscriptions = Subscriptions(self._namespace, env.clock if env is not None else SystemClock())
         self._is_assigned = False
+        self._hooks = tuple(hooks)
+        self._trace_topic = trace_topic(trace)
+        self._traces: TraceOutbox | None = None
         self._stack = AsyncExitStack()
         self._live: _RunningConsumer | None = None
 
@@ -156,6 +168,11 @@ class LitePullConsumer(ByOffset):
         """The queues that are read now: those assigned, or this member's part of those subscribed to."""
         owned = self._live.consumer.sources.owned() if self._live is not None else ()
         return sorted(queue._replace(topic=unwrap(self._namespace, queue.topic)) for queue in owned)
+
+    @property
+    def traces(self) -> TraceCounts:
+        """How many trace records were sent, and how many dropped; zeros without ``trace``."""
+        return TraceCounts() if self._traces is None else self._traces.counts
 
     async def ready(self) -> None:
         """Wait until the consumer reads all queues that it got after the last ``subscribe``."""
@@ -256,6 +273,12 @@ class LitePullConsumer(ByOffset):
             shared = ClientInstance.shared(self._client_config, env=self._env, consumer_group=self._wire_group)
             instance = await stack.enter_async_context(shared)
             await self._subscriptions.check(instance, self._wire_group)
+            hooks = self._hooks
+            if self._trace_topic:
+                self._traces = await stack.enter_async_context(
+                    outbox(self._trace_topic, self._client_config, self.group, kind="CONSUME", env=self._env)
+                )
+                hooks = (*hooks, TraceConsumption(self._traces))
             stack.push_async_callback(instance.unregister_consumer, self._wire_group)
             tasks = await stack.enter_async_context(Tasks())
             brokers = self._brokers_of(instance)
@@ -269,6 +292,7 @@ class LitePullConsumer(ByOffset):
                 tasks=tasks,
             )
             sources = consumer.sources
+            consumer.settling.taken = taken(self.group, hooks)
             polled = Polled(consumer.settling, lambda queue: queue in sources.paused, clock=consumer.clock)
             consumer.open(polled)
             watches = Watches(instance, tasks)

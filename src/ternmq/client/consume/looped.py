@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from ternmq.client.consume.claimed import Claimed
 from ternmq.client.consume.listener import ConsumeContext
 from ternmq.client.consume.outlet import send_back_late
+from ternmq.client.consume.taken import Taken
 from ternmq.env import Clock
 from ternmq.errors import ConfigError, NotRunning, SystemFailure
 
@@ -23,8 +24,9 @@ log = logging.getLogger(__name__)
 class Looped:
     """The ``Outlet`` of a consumer that is iterated over. All methods belong to the loop's thread."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, taken: Taken | None) -> None:
         self._clock = clock
+        self._taken = taken
         self._waiting: deque[Claimed] = deque()
         self._arrived = asyncio.Event()
         self._stopped = False
@@ -42,6 +44,8 @@ class Looped:
                 if message.lot.is_ours:
                     message.started = self._clock.monotonic()
                     message.consume_start_time_ms = self._clock.now_ms()
+                    if self._taken is not None:
+                        self._taken.begin((message,))
                     return message
             if self._stopped:
                 raise NotRunning("the consumer has stopped; iterate inside its `async with` block")
@@ -51,6 +55,8 @@ class Looped:
     def expire(self, late: Sequence[Claimed]) -> None:
         for message in late:
             log.warning("message %s was not acknowledged in time; it is sent back", message.message_id)
+        if self._taken is not None:
+            self._taken.end(late, is_done=False)
         send_back_late(late)
 
     async def call(self, context: ConsumeContext) -> None:

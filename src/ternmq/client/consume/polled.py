@@ -27,6 +27,7 @@ class Polled:
 
     def __init__(self, settling: Settling, is_paused: Callable[[MessageQueue], bool], *, clock: Clock) -> None:
         self._settling = settling
+        self._taken = settling.taken
         self._is_paused = is_paused
         self._clock = clock
         self._chunks: deque[Sequence[Claimed]] = deque()
@@ -99,12 +100,16 @@ class Polled:
         start_ms = self._clock.now_ms()
         for message in taken:
             message.consume_start_time_ms = start_ms
+        if self._taken is not None:
+            self._taken.begin(taken)
         return taken
 
     def finish(self) -> None:
         """All that was handed out is done."""
         handed_out, self._handed_out = self._handed_out, []
         for messages in handed_out:
+            if self._taken is not None:
+                self._taken.end(messages, is_done=True)
             self._settling.done(messages)
 
     def look_again(self) -> None:

@@ -19,6 +19,7 @@ from ternmq.client.consume.acks import Acks
 from ternmq.client.consume.claimed import LATER, NEVER, NOT_STARTED, After, Claimed, Lot
 from ternmq.client.consume.send_back import Returns
 from ternmq.client.consume.stats import ConsumerCounts
+from ternmq.client.consume.taken import Taken
 from ternmq.env import Clock
 from ternmq.tasks import Tasks
 
@@ -58,6 +59,8 @@ class Settling:
         self.is_closed = False
         self._no_returns = no_returns
         self._leaves_failed = leaves_failed
+        #: Of an outlet without a listener, if there are hooks; the outlet sets it.
+        self.taken: Taken | None = None
         self._deliver = deliver
         self._tasks = tasks
         self._returning: set[asyncio.Task[None]] = set()
@@ -101,6 +104,8 @@ class Settling:
         if get_ident() != self._thread:
             self.on_loop(lambda: self.told(lot, message, after))
             return
+        if self.taken is not None:
+            self.taken.end((message,), is_done=after is None)
         now = self.clock.monotonic()
         lot.calls += 1
         lot.took_s += max(0.0, now - message.started)

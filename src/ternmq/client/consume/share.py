@@ -82,8 +82,9 @@ class ShareConsumer(ListeningConsumer):
         batch_max: How many messages one call of the listener gets at most.
         threads: How many calls of the listener may run at the same time.
         hold_ms: How long the consumer may take for a message before another one gets it, in ms; 0: no limit.
-        hooks: Objects that are called before and after each call of the listener, in this order.
-        trace: Whether calls of the listener are traced, so that ``tern trace`` shows the path of a message: True, or
+        hooks: Objects that are called before and after each call of the listener, or around each message of a loop, in
+            this order.
+        trace: Whether consumed messages are traced, so that ``tern trace`` shows the path of a message: True, or
             the name of the trace topic if it is not ``RMQ_SYS_TRACE_TOPIC``.
         env: Clock, random numbers and network, for simulations in tests. Default: those of the system.
     """

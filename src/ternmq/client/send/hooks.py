@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ternmq.message import Message, MessageQueue, Outcome, ReceivedMessage, SendReceipt
@@ -100,6 +100,13 @@ class SendHook:
         not retry.
         """
 
+    def add_properties(self, message: Message) -> Mapping[str, str]:
+        """Called once for each message of a send, before its first attempt: properties that ``message`` gets on its
+        way, as the context of a distributed trace. ``message`` itself stays as it is. An error raised here is logged.
+        """
+        del message
+        return {}
+
     def before_send(self, context: SendContext) -> None:
         """Called before the attempt that ``context`` describes. An error raised here is logged and does not stop it."""
 
@@ -110,6 +117,22 @@ class SendHook:
         """Called when a broker is told how the transaction of ``context`` ended, by its block or by a checker. An error
         raised here is logged.
         """
+
+
+def adders(hooks: Sequence[SendHook]) -> tuple[SendHook, ...]:
+    """Those of the hooks that add properties."""
+    return tuple(hook for hook in hooks if type(hook).add_properties is not SendHook.add_properties)
+
+
+def added(hooks: Sequence[SendHook], message: Message) -> dict[str, str]:
+    """What these hooks add to a message."""
+    properties: dict[str, str] = {}
+    for hook in hooks:
+        try:
+            properties |= hook.add_properties(message)
+        except Exception:
+            log.exception("the send hook %s failed to add properties", type(hook).__name__)
+    return properties
 
 
 def run_before(hooks: Sequence[SendHook], context: SendContext) -> None:

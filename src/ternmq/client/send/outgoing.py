@@ -216,12 +216,21 @@ def prepare(
     )
 
 
-def prepare_batch(messages: Sequence[Message], *, message_ids: Sequence[str], namespace: str = "") -> Outgoing:
-    """Make checked messages one batch (E6). Each keeps its own id, flag and properties; nothing is compressed."""
+def prepare_batch(
+    messages: Sequence[Message],
+    *,
+    message_ids: Sequence[str],
+    namespace: str = "",
+    more: Sequence[Mapping[str, str]] | None = None,
+) -> Outgoing:
+    """Make checked messages one batch (E6). Each keeps its own id, flag and properties; nothing is compressed.
+
+    ``more``: properties that each of them gets.
+    """
     first = messages[0]
     body = pack_messages(
-        (message.flag, message.body, _properties(message, message_id, namespace))
-        for message, message_id in zip(messages, message_ids, strict=True)
+        (message.flag, message.body, _properties(message, message_id, namespace, its))
+        for message, message_id, its in zip(messages, message_ids, more or ({},) * len(messages), strict=True)
     )
     # Only what holds for the batch as a whole.
     properties = "" if first.wait_store_ok else join({Property.WAIT: "false"})

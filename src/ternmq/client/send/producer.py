@@ -26,7 +26,7 @@ from ternmq.client.connect.namespace import wrap
 from ternmq.client.connect.routes import TopicRoute
 from ternmq.client.send.checks import Checker, Checks, check_checker
 from ternmq.client.send.gatherer import Gatherer
-from ternmq.client.send.hooks import SendHook
+from ternmq.client.send.hooks import SendHook, added, adders
 from ternmq.client.send.outgoing import Outgoing, prepare, prepare_batch, shrink, split_receipt
 from ternmq.client.send.queue_choice import Selector, by_sharding_key
 from ternmq.client.send.recall import recall
@@ -98,6 +98,7 @@ class Producer:
         self._client = client or ClientConfig(name_servers)
         self._namespace = self._client.namespace
         self._hooks = tuple(hooks)
+        self._adders = adders(self._hooks)
         self._trace_topic = trace_topic(trace)
         self._traces: TraceOutbox | None = None
         if checker is not None:
@@ -462,6 +463,8 @@ class Producer:
         namespace: str | None = None,
         sysflag: int = 0,
     ) -> Outgoing:
+        if self._adders:
+            system = {**added(self._adders, message), **(system or {})}
         outgoing = prepare(
             message,
             message_id=sender.instance.unique_ids.next(),
@@ -475,7 +478,12 @@ class Producer:
 
     def _prepare_batch(self, sender: Sender, messages: Sequence[Message]) -> Outgoing:
         ids = sender.instance.unique_ids
-        outgoing = prepare_batch(messages, message_ids=[ids.next() for _ in messages], namespace=self._namespace)
+        outgoing = prepare_batch(
+            messages,
+            message_ids=[ids.next() for _ in messages],
+            namespace=self._namespace,
+            more=[added(self._adders, message) for message in messages] if self._adders else None,
+        )
         check_batch_bytes(len(outgoing.body), body_bytes_max=self.config.body_bytes_max)
         return outgoing
 

@@ -353,6 +353,16 @@ class Query:
         entry = queue.entry(queue_offset) if queue is not None else None
         return -1 if entry is None or entry[1] == FILLER_SIZE else self._log.store_time(entry[0])
 
+    def log_place(self, topic: str, queue_id: int, queue_offset: int) -> int:
+        """The log offset of a message; -1 if it is not there."""
+        queue = self._queues.get(topic, queue_id)
+        entry = queue.entry(queue_offset) if queue is not None else None
+        return -1 if entry is None or entry[1] == FILLER_SIZE else entry[0]
+
+    def log_time(self, log_offset: int) -> int:
+        """When the record at ``log_offset`` was stored; -1 if it is gone."""
+        return self._log.store_time(log_offset)
+
     # --- By log offset and by key ---------------------------------------------------------------------------------
 
     @property

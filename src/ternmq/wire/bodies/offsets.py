@@ -27,3 +27,20 @@ class OffsetsTaken(Body, frozen=True, kw_only=True):
 
     now_ms: int
     taken: int = always(int)
+
+
+class MovedQueue(Body, frozen=True, kw_only=True):
+    """A queue, as RocketMQ's bodies have it."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+
+class OffsetMoved(Body, frozen=True, kw_only=True):
+    """The body of a message of OFFSET_MOVED_EVENT: a pull asked for an offset that its queue does not have."""
+
+    consumer_group: str
+    message_queue: MovedQueue
+    offset_request: int
+    offset_new: int
