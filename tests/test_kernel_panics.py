@@ -115,7 +115,8 @@ def test_no_frame_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[s
         if run is not None:
             targets = [damage.pick(((0, b"\x06orders"), (damage.number(), b"\x06orders"), None)) for _ in run.places]
             place = damage.number(), damage.number()
-            found = attempt(native.store_sends, run, terms, form, 0, page, 0, len(page), *place, HOST, targets)
+            room = damage.pick((0, 1, 64, 2**62)), page, 0, len(page), damage.pick((0, 48, 2**40))
+            found = attempt(native.store_sends, run, terms, form, 0, *room, *place, HOST, targets)
             stored += found is not None
         attempt(
             native.expand_batch,
@@ -168,12 +169,25 @@ def test_no_record_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[
             data,
             damage.pick((0, 0, 0, size, 2**40)),
             begin=damage.number(),
-            lead=damage.pick((0, 2**40)),
+            has_headers=damage.pick((False, False, True)),
             check_crc=damage.pick((False, True)),
             known={(b"\x06orders", 0): (queue,)},
             indexed=damage.number(),
         )
         folded += scanned is not None and scanned[1] > 0
+        entries = bytearray(damage.of(bytes(48) + records[:size]))
+        places = damage.number(), damage.number(), damage.number()
+        attempt(native.seal_entries, entries, damage.pick((0, 0, 1, 2**40)), len(entries), *places)
+        attempt(
+            native.check_entries,
+            entries,
+            damage.pick((0, 0, 2**40)),
+            index=damage.pick(places),
+            term=damage.pick(places),
+            position=damage.pick(places),
+            file_bytes=damage.pick((1 << 30, 1, 0, -1, damage.number())),
+            members_flag=0,
+        )
         page = bytearray(damage.pick((0, 100, 2_000)))
         attempt(
             native.deliver,

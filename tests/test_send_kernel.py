@@ -33,6 +33,8 @@ MARK: Final = "DELAY\x01"
 HOLES: Final = {"msgId": "ID%016X", "queueId": "%d", "queueOffset": "%d", "transactionId": "%b"}
 REPLY: Final = ReplyTemplate({"MSG_REGION": '100 %d "quoted"', "TRACE_ON": "true"}, HOLES)
 FORM: Any = native.ReplyForm(REPLY.parts()) if HAS_NATIVE else None
+#: Behind all sends of a run.
+END: Final = 1000
 LOG_OFFSET, QUEUE_OFFSET, TIME_MS = 1_000_000, 77, 1_700_000_000_123
 
 
@@ -47,7 +49,7 @@ def stored(sends: Any, page: bytearray, first: int = 0, *, with_: Any = None) ->
     """What the kernel makes of a run, if all its queues are plain."""
     targets: list[Any] = [(QUEUE_OFFSET, bytes((len(topic.encode()),)) + topic.encode()) for topic, _ in sends.places]
     given = with_ or terms()
-    return native.store_sends(sends, given, FORM, first, page, 0, len(page), LOG_OFFSET, TIME_MS, BORN, targets)
+    return native.store_sends(sends, given, FORM, first, END, page, 0, len(page), 0, LOG_OFFSET, TIME_MS, BORN, targets)
 
 
 def check(data: bytes) -> bool:
@@ -262,23 +264,29 @@ def test_a_place_that_is_not_plain_ends_a_run() -> None:
     assert [("a", 1), ("b", 1), ("c", 1)] == sends.places
     page = bytearray(1 << 16)
     made: Any = native.store_sends(
-        sends, terms(), FORM, 0, page, 0, len(page), 0, 1, BORN, [(5, b"\x01a"), (9, b"\x01b"), None]
+        sends, terms(), FORM, 0, END, page, 0, len(page), 0, 0, 1, BORN, [(5, b"\x01a"), (9, b"\x01b"), None]
     )
     assert 3 == made[0]
     assert [(0, 40), (1, 20)] == [(place, len(entries)) for place, entries, *_ in made[3]]
     responses: list[Any] = [*FrameDecoder().feed(made[5])]
     assert [5, 9, 6] == [response.read(SendReply).queue_offset for response in responses]
+
+    def is_left(first: int, at: int, end: int, host: bytes, targets: list[tuple[int, bytes] | None]) -> bool:
+        made = native.store_sends(sends, terms(), FORM, first, END, page, at, end, 0, 0, 1, host, targets)
+        return made is None
+
     # From there on, and with a list that is too short.
-    assert (
-        native.store_sends(sends, terms(), FORM, 3, page, 0, len(page), 0, 1, BORN, [(5, b"\x01a"), None, None]) is None
-    )
-    assert native.store_sends(sends, terms(), FORM, 3, page, 0, len(page), 0, 1, BORN, []) is None
-    assert native.store_sends(sends, terms(), FORM, 9, page, 0, len(page), 0, 1, BORN, []) is None
+    room_bytes, to_a = len(page), (5, b"\x01a")
+    assert is_left(3, 0, room_bytes, BORN, [to_a, None, None])
+    assert is_left(3, 0, room_bytes, BORN, [])
+    assert is_left(9, 0, room_bytes, BORN, [])
     # A host of IPv6, and a window that is none.
     assert stored(sends, page, 0) is not None
-    assert native.store_sends(sends, terms(), FORM, 0, page, 0, len(page), 0, 1, bytes(20), [(5, b"\x01a")] * 3) is None
-    assert native.store_sends(sends, terms(), FORM, 0, page, 10, 5, 0, 1, BORN, [(5, b"\x01a")] * 3) is None
-    assert native.store_sends(sends, terms(), FORM, 0, page, 0, len(page) + 1, 0, 1, BORN, [(5, b"\x01a")] * 3) is None
+    assert is_left(0, 0, room_bytes, bytes(20), [to_a] * 3)
+    assert is_left(0, 10, 5, BORN, [to_a] * 3)
+    assert is_left(0, 0, room_bytes + 1, BORN, [to_a] * 3)
+    # None may be stored.
+    assert native.store_sends(sends, terms(), FORM, 2, 2, page, 0, room_bytes, 0, 0, 1, BORN, [to_a] * 3) is None
     with pytest.raises(IndexError):
         sends.frame(5)
 

@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 
 mod batch;
 mod delivery;
+mod entries;
 mod guard;
 mod index;
 mod json;
@@ -29,6 +30,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(batch::offset_ids, module)?)?;
     module.add_function(wrap_pyfunction!(delivery::deliver, module)?)?;
     module.add_function(wrap_pyfunction!(delivery::has_sound_entries, module)?)?;
+    module.add_function(wrap_pyfunction!(entries::seal_entries, module)?)?;
+    module.add_function(wrap_pyfunction!(entries::check_entries, module)?)?;
     module.add_function(wrap_pyfunction!(index::index_entries, module)?)?;
     module.add_function(wrap_pyfunction!(index::index_put, module)?)?;
     module.add_function(wrap_pyfunction!(scan::scan, module)?)?;

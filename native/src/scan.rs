@@ -7,6 +7,7 @@ use memchr::memchr;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 
+use crate::entries::{Header, HEADER_BYTES};
 use crate::guard::or_doubt;
 use crate::index;
 use crate::properties::{tags_code, topic_hash};
@@ -55,6 +56,16 @@ pub fn plain(data: &[u8], at: usize, log_offset: i64, check_crc: bool) -> Option
     })
 }
 
+/// Whether the header of a Raft entry that belongs to `record` stands in front of it.
+fn has_header(data: &[u8], at: usize, record: &Plain<'_>) -> bool {
+    let begin = at.checked_sub(HEADER_BYTES);
+    let header = begin.and_then(|begin| Header::read(&data[begin..at]));
+    header.is_some_and(|header| {
+        header.position == record.log_offset - HEADER_BYTES as i64
+            && header.size == record.size + HEADER_BYTES
+    })
+}
+
 /// What records of one queue add to it.
 struct Run<'py> {
     known: Bound<'py, PyAny>,
@@ -79,14 +90,14 @@ type Scanned<'py> = (
 
 /// Fold the plain records of known queues that follow each other from `at` on. See `ternmq/_native.pyi`.
 #[pyfunction]
-#[pyo3(signature = (data, at, *, begin, lead, check_crc, known, indexed))]
+#[pyo3(signature = (data, at, *, begin, has_headers, check_crc, known, indexed))]
 #[allow(clippy::too_many_arguments)]
 pub fn scan<'py>(
     py: Python<'py>,
     data: &[u8],
     at: usize,
     begin: i64,
-    lead: usize,
+    has_headers: bool,
     check_crc: bool,
     known: &Bound<'py, PyDict>,
     indexed: i64,
@@ -94,6 +105,7 @@ pub fn scan<'py>(
     or_doubt(
         || Ok((at, 0, 0, PyList::empty(py), PyBytes::new(py, b""), -1)),
         || {
+            let lead = if has_headers { HEADER_BYTES } else { 0 };
             let mut at = at;
             let mut runs: Vec<Run<'py>> = Vec::new();
             let mut numbers: HashMap<(&[u8], i32), usize> = HashMap::new();
@@ -101,6 +113,9 @@ pub fn scan<'py>(
             let mut keys: Vec<u8> = Vec::new();
             let (mut count, mut store_time_ms, mut keyed) = (0, 0, -1);
             while let Some(record) = plain(data, at, begin + at as i64, check_crc) {
+                if has_headers && !has_header(data, at, &record) {
+                    break;
+                }
                 let key = (record.topic_field, record.queue_id);
                 let number = match last {
                     Some((before, number)) if before == key => number,

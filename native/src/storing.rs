@@ -134,12 +134,18 @@ struct Stored {
     added: Vec<Added>,
     keys: Vec<u8>,
     replies: Vec<u8>,
+    /// Log offset behind each record whose sender gets a reply.
+    ends: Vec<u8>,
 }
 
 /// What a call of `store` gives, beside the terms.
 struct Call<'a> {
     first: usize,
+    /// Number of the first send that must not be stored.
+    until: usize,
     log_offset: i64,
+    /// Bytes between two records, which the log fills.
+    lead: usize,
     store_time_ms: i64,
     born_host: [u8; HOST_V4_BYTES],
     targets: Vec<Option<Target<'a>>>,
@@ -163,9 +169,12 @@ fn store(
             .collect(),
         keys: Vec::new(),
         replies: Vec::new(),
+        ends: Vec::new(),
     };
+    // Where the next record begins in the room.
     let mut at = 0;
-    for send in run.sends.iter().skip(call.first) {
+    let until = call.until.min(run.sends.len());
+    for send in run.sends.iter().take(until).skip(call.first) {
         let place = &run.places[send.place];
         let Some(Some(target)) = call.targets.get_mut(send.place) else {
             break;
@@ -181,11 +190,11 @@ fn store(
         let body = &data[send.body_at..send.frame.end];
         let properties_bytes = properties.len() + terms.more_properties.len();
         let size = FIXED_V4_BYTES + body.len() + target.topic_field.len() + 2 + properties_bytes;
-        let log_offset = made.end_offset;
+        let log_offset = call.log_offset + at as i64;
         if body.len() > terms.body_bytes_max
             || properties_bytes > PROPERTIES_BYTES_MAX
             || size > terms.record_bytes_max
-            || size > room.len() - at
+            || at + size > room.len()
             || index::make(
                 &mut made.keys,
                 properties,
@@ -223,7 +232,9 @@ fn store(
         page.put(&terms.more_properties);
         debug_assert_eq!(page.at, size);
 
+        let end_offset = log_offset + size as i64;
         if !send.is_oneway {
+            made.ends.extend_from_slice(&end_offset.to_ne_bytes());
             form.fill(
                 &mut made.replies,
                 log_offset,
@@ -234,9 +245,9 @@ fn store(
             );
         }
         target.queue_offset += 1;
-        at += size;
+        at += size + call.lead;
         made.last_offset = log_offset;
-        made.end_offset = log_offset + size as i64;
+        made.end_offset = end_offset;
         made.next += 1;
         let added = &mut made.added[send.place];
         added.entries.extend_from_slice(&log_offset.to_be_bytes());
@@ -246,7 +257,7 @@ fn store(
         added
             .entries
             .extend_from_slice(&send.tags_code.to_be_bytes());
-        added.log_end = made.end_offset;
+        added.log_end = end_offset;
         added.body_bytes += body.len();
         match added
             .tags
@@ -267,6 +278,7 @@ type Made<'py> = (
     Bound<'py, PyList>,
     Bound<'py, PyBytes>,
     Bound<'py, PyBytes>,
+    Bound<'py, PyBytes>,
 );
 
 /// Pack sends as records into a log's window. See `ternmq/_native.pyi`.
@@ -278,9 +290,11 @@ pub fn store_sends<'py>(
     terms: &SendTerms,
     form: &ReplyForm,
     first: usize,
+    until: usize,
     page: PyBuffer<u8>,
     at: usize,
     end: usize,
+    lead: usize,
     log_offset: i64,
     store_time_ms: i64,
     born_host: &[u8],
@@ -295,7 +309,9 @@ pub fn store_sends<'py>(
     };
     let call = Call {
         first,
+        until,
         log_offset,
+        lead,
         store_time_ms,
         born_host,
         targets: given
@@ -336,6 +352,7 @@ pub fn store_sends<'py>(
         added,
         PyBytes::new(py, &made.keys),
         PyBytes::new(py, &made.replies),
+        PyBytes::new(py, &made.ends),
     )))
 }
 
@@ -364,7 +381,9 @@ mod tests {
     fn call(first: usize, places: usize) -> Call<'static> {
         Call {
             first,
+            until: 100,
             log_offset: 1000,
+            lead: 0,
             store_time_ms: 9,
             born_host: [2; 8],
             targets: (0..places)
@@ -399,6 +418,39 @@ mod tests {
         assert!(room[(made.end_offset - 1000) as usize..]
             .iter()
             .all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn records_have_the_bytes_between_them_that_the_log_fills() {
+        let data = frame(&header(0, KEY), b"one").repeat(3);
+        let run = Run::parse(&data, 0, 1 << 20);
+        let mut room = vec![7; 1000];
+        let mut given = call(0, 1);
+        given.lead = 48;
+        given.until = 2;
+        let made = store(&data, &run, &mut room, &terms(), &form(), given);
+        assert_eq!(made.next, 2);
+        let size = (made.end_offset - 1000 - 48) / 2;
+        assert_eq!(made.last_offset, 1000 + size + 48);
+        let ends: Vec<i64> = made
+            .ends
+            .chunks(8)
+            .map(|end| i64::from_ne_bytes(end.try_into().unwrap()))
+            .collect();
+        assert_eq!(ends, vec![1000 + size, made.end_offset]);
+        let untouched = [
+            &room[size as usize..size as usize + 48],
+            &room[(2 * size + 48) as usize..],
+        ];
+        assert!(untouched.concat().iter().all(|&byte| byte == 7));
+        // Room for two records, not for the bytes between them.
+        let mut small = vec![7; 2 * size as usize + 47];
+        let mut given = call(0, 1);
+        given.lead = 48;
+        assert_eq!(
+            store(&data, &run, &mut small, &terms(), &form(), given).next,
+            1
+        );
     }
 
     #[test]

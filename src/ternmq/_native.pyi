@@ -147,17 +147,32 @@ def scan(
     at: int,
     *,
     begin: int,
-    lead: int,
+    has_headers: bool,
     check_crc: bool,
     known: dict[tuple[bytes, int], Any],
     indexed: int,
 ) -> tuple[int, int, int, list[tuple[Any, bytes, int, list[int]]], bytes, int]:
-    """Check and fold the plain records of known queues that follow each other from ``at`` on.
+    """Check and fold the plain records of known queues that follow each other from ``at`` on; with ``has_headers`` each
+    behind the header of its Raft entry, which is checked, too.
 
     ``known`` has (topic with its length, queue id) → (queue, …). Returns: position of the first record that is not
     plain (or behind the last); how many were; the store time of the last; for each queue with new entries the queue,
     its entries, the log offset behind them and their tags codes; index entries of records behind ``indexed``; and the
     log offset of the last of these, or -1.
+    """
+
+def seal_entries(page: Page, at: int, end: int, index: int, term: int, position: int) -> bytes | None:
+    """Fill the headers of the Raft entries between ``at`` and ``end`` of the page, whose records are packed: the first
+    is ``index`` and lies at ``position``. Returns their units in the index. None if those are no records; then headers
+    may be filled."""
+
+def check_entries(
+    data: Buffer, at: int, *, index: int, term: int, position: int, file_bytes: int, members_flag: int
+) -> tuple[int, bytes]:
+    """Check the Raft entries that follow each other from ``at`` on: of this term, from ``index`` and ``position`` on,
+    in one data file, whole, each with a record that does not have ``members_flag``.
+
+    Returns where the first begins that is not so (or the end of the last), and the units in the index of those before.
     """
 
 @final
@@ -200,20 +215,24 @@ def store_sends(
     terms: SendTerms,
     form: ReplyForm,
     first: int,
+    until: int,
     page: Page,
     at: int,
     end: int,
+    lead: int,
     log_offset: int,
     store_time_ms: int,
     born_host: bytes,
     targets: list[tuple[int, bytes] | None],
-) -> tuple[int, int, int, list[tuple[int, bytes, int, int, list[tuple[int, int]]]], bytes, bytes] | None:
-    """Pack the sends from number ``first`` on as records into the page, between ``at`` and ``end``.
+) -> tuple[int, int, int, list[tuple[int, bytes, int, int, list[tuple[int, int]]]], bytes, bytes, bytes] | None:
+    """Pack the sends from number ``first`` on, those before ``until``, as records into the page, between ``at`` and
+    ``end``, with ``lead`` bytes between two of them.
 
     ``targets`` has for each place its next queue offset, and its topic with its length in front; None for a place
     that is not plain. Returns: number of the first send that is not stored; log offset behind the last record, and
     of the last record; for each place with new entries its number, the entries, the log offset behind them, the
     bytes of the bodies, and each tags code with the queue offset behind its last record; index entries as
-    ``index_entries`` makes them; the replies, as frames. None if the send ``first`` is not plain or has no room;
+    ``index_entries`` makes them; the replies, as frames; and the log offsets behind the records that have a reply, as
+    signed numbers of 8 bytes in the machine's order. None if the send ``first`` is not plain or has no room;
     then nothing is written.
     """

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +23,7 @@ import pytest
 from ternmq.broker.broker import Broker
 from ternmq.broker.flow import SEND
 from ternmq.broker.handlers.send import SendHandlers
+from ternmq.broker.services.intake import Intake
 from ternmq.env import Env
 from ternmq.kernels import HAS_NATIVE, native
 from ternmq.net.lanes import Lanes
@@ -29,10 +31,14 @@ from ternmq.net.peer import Peer
 from ternmq.net.server import Server
 from ternmq.store.config import FlushDiskType
 from ternmq.store.derived import index
+from ternmq.store.durable.safety import Level, Safety, WaitingRun
+from ternmq.store.durable.watermark import Watermark
 from ternmq.store.log import batch
+from ternmq.store.log.run import PlacedRun, RunWriter
+from ternmq.store.store import MessageStore
 from ternmq.wire import frame
 from ternmq.wire.batch import pack_messages
-from ternmq.wire.codes import BINARY, RequestCode
+from ternmq.wire.codes import BINARY, RequestCode, ResponseCode
 from ternmq.wire.frame import FrameDecoder, encode_request
 from ternmq.wire.header import Response
 from ternmq.wire.record import unpack_records
@@ -117,10 +123,18 @@ class Wire(asyncio.Transport):
 class Fed:
     """A broker, and a connection to it for each read that did not end the one before."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, intake: Intake, store: MessageStore) -> None:
         self._server = server
         self._peer: Peer | None = None
         self._wire = Wire()
+        self.intake = intake
+        self.store = store
+        self.slave: Watermark | None = None
+        self._told_bytes = 0
+
+    def rest(self) -> bytes:
+        """What was written since the last read was answered."""
+        return bytes(self._wire.written[self._told_bytes :])
 
     async def feed(self, data: bytes) -> bytes:
         """What a read is answered with."""
@@ -134,6 +148,7 @@ class Fed:
         self._wire.written.clear()
         self._peer.data_received(data)
         await self.settled()
+        self._told_bytes = len(self._wire.written)
         return bytes(self._wire.written)
 
     async def settled(self) -> None:
@@ -157,23 +172,29 @@ class Fed:
 @asynccontextmanager
 async def fed(path: Path, *, store: dict[str, Any] | None = None, **changes: Any) -> AsyncIterator[Fed]:
     servers: list[Server] = []
-    make = Server.__init__
+    intakes: list[tuple[Intake, MessageStore]] = []
+    make, make_intake = Server.__init__, Intake.__init__
 
     def noted(server: Server, *args: Any, **options: Any) -> None:
         make(server, *args, **options)
         servers.append(server)
 
+    def noted_intake(intake: Intake, store: MessageStore, **options: Any) -> None:
+        make_intake(intake, store, **options)
+        intakes.append((intake, store))
+
     sizes = {"mapped_file_size_commit_log": 1 << 18, "max_message_size": BODY_BYTES_MAX} | (store or {})
     env = Env(ManualClock(), random.Random(1))
     with (
         mock.patch.object(Server, "__init__", noted),
+        mock.patch.object(Intake, "__init__", noted_intake),
         mock.patch("ternmq.broker.broker.pack_host", return_value=HOST),
     ):
         broker = Broker(settings(broker_ip1="127.0.0.1", **changes), small_store(path, **sizes), env)
         await broker.__aenter__()
     try:
         [server] = servers
-        one = Fed(server)
+        one = Fed(server, *intakes[0])
         yield one
         one.close()
     finally:
@@ -360,8 +381,11 @@ async def counters(one: Fed) -> dict[str, str]:
     return {name: table[name] for name in COUNTERS}
 
 
-async def fed_with(path: Path, reads: list[bytes]) -> tuple[list[bytes], dict[str, str], int]:
-    """Replies to each read, the counters, and how many sends were stored in runs."""
+async def fed_with(
+    path: Path, reads: list[bytes], let_go: Callable[[Fed, int], None] | None = None
+) -> tuple[list[bytes], dict[str, str], int]:
+    """Replies to each read, the counters, and how many sends were stored in runs. After each read ``let_go`` decides
+    what becomes of senders that wait."""
     taken = 0
     run = SendHandlers.run
 
@@ -372,8 +396,14 @@ async def fed_with(path: Path, reads: list[bytes]) -> tuple[list[bytes], dict[st
         return number, replies
 
     async with fed(path) as one:
+        replies = []
         with mock.patch.object(SendHandlers, "run", counted):
-            replies = [await one.feed(data) for data in reads]
+            for number, data in enumerate(reads):
+                replies.append(await one.feed(data))
+                if let_go is not None:
+                    let_go(one, number)
+                    await one.settled()
+                    replies.append(one.rest())
         return replies, await counters(one), taken
 
 
@@ -502,14 +532,164 @@ async def test_a_waiting_pull_gets_what_a_run_brings(tmp_path: Path) -> None:
         assert [b"paid"] == [bytes(record.body) for record in records]
 
 
-async def test_under_sync_flush_sends_are_taken_one_by_one(tmp_path: Path) -> None:
-    """C6: each is answered when the disk has it."""
-    with mock.patch.object(SendHandlers, "run") as run:
+# --- Senders that wait (C6) -----------------------------------------------------------------------------------------
+
+
+def slave_of(one: Fed) -> Watermark:
+    """A slave that senders wait for, whose progress the test decides."""
+    if one.slave is None:
+        one.slave = Watermark()
+        one.intake.safety.add(Level(one.slave, 3000, ResponseCode.FLUSH_SLAVE_TIMEOUT))
+    return one.slave
+
+
+def keep_up(one: Fed, _number: int) -> None:
+    """The slave has all."""
+    slave_of(one).advance(one.store.written)
+
+
+def be_late(one: Fed, number: int) -> None:
+    """The slave has some records of the read when the time is over, now and then all of them."""
+    slave, end = slave_of(one), one.store.written
+    at = slave.value + (end - slave.value) * (number % 4) // 3
+    slave.advance(at)
+    one.intake.safety.expire(asyncio.get_running_loop().time() + 60)
+    slave.advance(end)
+
+
+def fail(one: Fed, number: int) -> None:
+    """The disk fails, or the broker stops: all that wait are answered."""
+    slave = slave_of(one)
+    slave.advance(one.store.written - (number % 3) * 300)
+    one.intake.safety.give_up()
+    slave.advance(one.store.written)
+
+
+@pytest.mark.parametrize("answer", [keep_up, be_late, fail])
+async def test_senders_of_a_run_that_wait_get_the_answers_that_they_would_get_alone(
+    tmp_path: Path, answer: Callable[[Fed, int], None]
+) -> None:
+    """C6, O1: in time, too late, not at all, byte for byte; and those that asked not to wait do not."""
+    source = Reads(7)
+    reads = [plain(number) for number in range(4)] + [data for _ in range(50) for data in source.next()]
+    found = []
+    for name, is_native in (("kernel", True), ("python", False)):
+        with (
+            mock.patch.object(frame, "HAS_NATIVE", is_native),
+            mock.patch.object(batch, "HAS_NATIVE", is_native),
+            mock.patch.object(index, "HAS_NATIVE", is_native),
+        ):
+            replies, counted, taken = await fed_with(tmp_path / name, reads, answer)
+        assert is_native == (taken > 100)
+        codes = {each.code for data in replies for each in FrameDecoder().feed(data) if isinstance(each, Response)}
+        assert (answer is keep_up) == (ResponseCode.FLUSH_SLAVE_TIMEOUT not in codes)
+        found.append((replies, counted))
+    assert found[0] == found[1]
+    assert log_queues_index(tmp_path / "python") == log_queues_index(tmp_path / "kernel")
+
+
+async def test_senders_that_wait_are_bounded_in_messages(tmp_path: Path) -> None:
+    """M1: a run has as many as there is room for, and the next sends are refused."""
+    found = []
+    for name, is_native in (("kernel", True), ("python", False)):
+        with mock.patch.object(frame, "HAS_NATIVE", is_native):
+            async with fed(tmp_path / name, store={"flush_disk_type": FlushDiskType.ASYNC_FLUSH}) as one:
+                await one.feed(b"".join(plain(number) for number in range(4)))
+                one.intake._waiting_max = 10
+                slave = slave_of(one)
+                first = await one.feed(b"".join(plain(number) for number in range(4, 40)))
+                assert 10 == one.intake.safety.waiting
+                slave.advance(one.store.written)
+                await one.settled()
+                found.append((first, one.rest()))
+    assert found[0] == found[1]
+    [refused, taken] = [[each.code for each in FrameDecoder().feed(data)] for data in found[0]]
+    assert [ResponseCode.SYSTEM_BUSY] * 26 == refused
+    assert [0] * 10 == taken
+
+
+async def test_a_sender_that_asked_not_to_wait_ends_a_run_and_is_answered_at_once(tmp_path: Path) -> None:
+    """C6: unless all have to wait, as in a Raft group."""
+    hasty = SendMessageV2(topic="orders", queue_id=0, producer_group="g", properties=f"{KEY}WAIT\x01false\x02")
+    frames = [plain(number) for number in range(9)]
+    frames[4] = b"".join(encode_request(RequestCode.SEND_MESSAGE_V2, hasty, b"hasty", opaque=4))
+    async with fed(tmp_path) as one:
+        await one.feed(b"".join(plain(number) for number in range(4)))
+        slave = slave_of(one)
+        [response] = FrameDecoder().feed(await one.feed(b"".join(frames)))
+        assert (4, 8) == (response.opaque, one.intake.safety.waiting)
+        slave.advance(one.store.written)
+        await one.settled()
+        assert [0, 1, 2, 3, 5, 6, 7, 8] == [each.opaque for each in FrameDecoder().feed(one.rest())]
+        one.intake.safety.add(Level(Watermark(), 3000, ResponseCode.SYSTEM_ERROR, is_required=True))
+        assert b"" == await one.feed(b"".join(frames))
+        assert 9 == one.intake.safety.waiting
+
+
+async def test_a_client_that_does_not_read_gets_replies_that_waited_one_by_one(tmp_path: Path) -> None:
+    """M1: they are counted, and its reading is paused."""
+    async with fed(tmp_path) as one:
+        await one.feed(b"".join(plain(number) for number in range(4)))
+        slave = slave_of(one)
+        assert b"" == await one.feed(b"".join(plain(number) for number in range(5)))
+        peer = one._peer
+        assert peer is not None
+        peer.pause_writing()
+        with (
+            mock.patch.object(Wire, "pause_reading", create=True) as paused,
+            mock.patch.object(Peer, "reply_all") as all_at_once,
+        ):
+            slave.advance(one.store.written)
+            await one.settled()
+        all_at_once.assert_not_called()
+        paused.assert_called_once()
+        assert [*range(5)] == [each.opaque for each in FrameDecoder().feed(one.rest())]
+
+
+async def test_nothing_is_kept_of_a_run_that_waits_but_its_replies(tmp_path: Path) -> None:
+    """M1: the bodies are in the log."""
+    async with fed(tmp_path) as one:
+        await one.feed(b"".join(plain(number) for number in range(4)))
+        slave = slave_of(one)
+        data = b"".join(plain(number, body=bytes(4_000)) for number in range(20))
+        references = sys.getrefcount(data)
+        await one.feed(data)
+        assert 20 == one.intake.safety.waiting
+        assert references == sys.getrefcount(data)
+        slave.advance(one.store.written)
+
+
+async def test_under_sync_flush_runs_are_answered_when_the_disk_has_them(tmp_path: Path) -> None:
+    """C6: once for each run; and not before."""
+    put, ends = RunWriter.put, []
+
+    def noted(self: RunWriter, *args: Any, **more: Any) -> PlacedRun | None:
+        placed = put(self, *args, **more)
+        if placed is not None:
+            ends.append(self._log.end)
+        return placed
+
+    safe: list[int] = []
+    wait_all = Safety.wait_all
+
+    def watched(self: Safety, run: WaitingRun, now: float) -> None:
+        told = run.all_safe
+
+        def all_safe() -> None:
+            safe.append(self.safe.value)
+            told()
+
+        wait_all(self, mock.Mock(ends=run.ends, all_safe=all_safe, answer=run.answer), now)
+
+    with mock.patch.object(RunWriter, "put", noted), mock.patch.object(Safety, "wait_all", watched):
         async with serving(tmp_path, store={"flush_disk_type": FlushDiskType.SYNC_FLUSH}) as caller:
-            await caller.sent("orders", b"first", properties=KEY)
+            for queue_id in range(4):
+                await caller.sent("orders", b"first", queue_id=queue_id, properties=KEY)
             responses = await piped(caller.peer.address, b"".join(plain(number) for number in range(30)), 30)
     assert [0] * 30 == [each.code for each in responses]
-    run.assert_not_called()
+    assert ends
+    assert len(ends) == len(safe)
+    assert all(flushed >= end for flushed, end in zip(safe, ends, strict=True))
 
 
 @pytest.mark.parametrize(("host", "is_parsed"), [("10.0.0.7", True), ("2001:db8::7", False)])

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Final, NamedTuple, Self
+from typing import ClassVar, Final, NamedTuple, Self
 from unittest.mock import patch
 
 from ternmq import ConsumeContext, PushConfig, PushConsumer
@@ -113,6 +113,9 @@ class Options:
 class RaftSimulation:
     """Runs one seed. Raises ``WrongGroup``, or whatever a node should not have raised."""
 
+    #: How many messages a producer sends at once.
+    together: ClassVar[int] = 1
+
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.trace: list[tuple[object, ...]] = []
@@ -172,19 +175,26 @@ class RaftSimulation:
         time = asyncio.get_running_loop().time
         async with Producer(node.name, client=node.client_config(), env=node.env) as producer:
             node.is_ready()
-            number = 0
-            while not node.stopping.is_set():
-                await asyncio.sleep(node.env.random.expovariate(self.options.per_second))
-                number += 1
+
+            async def sell(number: int) -> None:
                 body = f"<{node.name} {number}>".encode()
                 self._sent_s[body] = time()
                 try:
                     receipt = await producer.send(Message(TOPIC, body, keys=f"k{number % 7}", tags="red"))
                 except TernError:
-                    continue
+                    return
                 if receipt.status is SendStatus.OK:
                     self._check_disks(body, receipt)
                     self.sales.append(Sale(body, receipt.queue.queue_id, receipt.queue_offset, time()))
+
+            number = 0
+            while not node.stopping.is_set():
+                await asyncio.sleep(node.env.random.expovariate(self.options.per_second))
+                if self.together == 1:
+                    await sell(number + 1)
+                else:
+                    await asyncio.gather(*(sell(number + 1 + each) for each in range(self.together)))
+                number += self.together
 
     async def _audit(self, node: Node) -> None:
         """Ask members, whatever they are, for the end of a queue, or for a message and the end."""
@@ -584,3 +594,9 @@ def _resume(node: Node) -> None:
 
 def _make_room(node: Node) -> None:
     node.disk.capacity_bytes = None
+
+
+class RaftRunSimulation(RaftSimulation):
+    """Producers send several messages at once, which come to a broker in one read: in a run (issue 21)."""
+
+    together = 8

@@ -315,6 +315,33 @@ def test_a_blank_for_an_entry_that_never_came_is_taken_back(tmp_path: Path) -> N
     assert theirs == disk.files()[Path("/store/dledger-n0/data") / f"{0:020d}"]
 
 
+def test_a_leader_whose_disk_was_full_writes_where_the_others_expect_it(tmp_path: Path) -> None:
+    """P3: the next file began with an entry that never came; a smaller one fits before it (``raft-runs``, seed 118)."""
+    disk = SimulatedDisk()
+    config = config_of(Path("/store"))
+    log = RaftLog(disk, RaftPaths.of(config, "n0"), segment_bytes=SEGMENT, index_file_bytes=INDEX_FILE_BYTES)
+    leader = MessageStore.open(config, store_host=HOST, clock=ManualClock(), disk=disk, log=log, threads=False)
+    log.term = 1
+    put(leader, "1", "2", size=1200)
+
+    def fill_up(kind: str, path: Path) -> None:
+        if kind == "write" and path.name == f"{SEGMENT:020d}":
+            raise DiskFull("no space left")
+
+    disk.before = fill_up
+    end = log.end
+    with pytest.raises(DiskFull):
+        put(leader, "3", size=2000)
+    disk.before = None
+    put(leader, "3", size=100)
+    assert (2, end) == (log.last_index, log.position_of(2))
+    follower, follower_log = raft_store(tmp_path)
+    copy_all(log, follower, follower_log)
+    assert 2 == follower_log.last_index
+    leader.close()
+    follower.close()
+
+
 def test_bytes_that_do_not_follow_are_refused_and_change_nothing(tmp_path: Path) -> None:
     """P3: a damaged header or record, a gap, an older term, another place, half an entry, nothing."""
     leader, leader_log = raft_store(tmp_path / "n0", term=2)

@@ -39,6 +39,7 @@ class LateLog:
     """Implements ``ternmq.store.log.protocol.Log``."""
 
     confirms_at_once: Final = False
+    has_checked_leads: Final = False
     lead: Final = LEAD_BYTES
 
     def __init__(self, disk: Disk, directories: LogPaths, *, segment_bytes: int, confirmed_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Final, Protocol
 
 from tests.once.simulation import OnceSimulation
 from tests.outbox.simulation import OutboxSimulation
-from tests.raft.group_simulation import RaftSimulation
+from tests.raft.group_simulation import RaftRunSimulation, RaftSimulation
 from tests.replication.simulation import ReplicationSimulation
 from tests.testing.delays import DelaySimulation
 from tests.testing.groups import GroupSimulation
@@ -44,6 +44,7 @@ SIMULATIONS: Final[dict[str, type[Simulation]]] = {
     "promotions": PromotionSimulation,
     "shares": ShareConsumerSimulation,
     "raft": RaftSimulation,
+    "raft-runs": RaftRunSimulation,
     "replication": ReplicationSimulation,
     "transactions": TransactionSimulation,
     "outbox-seeds": OutboxSimulation,

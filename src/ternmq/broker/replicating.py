@@ -538,19 +538,29 @@ class _MasterTerm:
         config, replicas = self._master.config, self._master.replicas
         checks = config.min_in_sync_replicas > 1 or config.slave_waiting_max
         check_write = partial(self._check_write, replicas, config.slave_waiting_max) if checks else None
+        room = partial(self._room, config.slave_waiting_max) if config.slave_waiting_max else None
         if config.broker_role is BrokerRole.SYNC_MASTER and config.waited_slaves:
             return Level(
                 replicas.replicated,
                 config.slave_timeout,
                 ResponseCode.FLUSH_SLAVE_TIMEOUT,
                 check_write=check_write,
+                room=room,
                 check_wait=self._check_wait,
             )
         if check_write is not None:
             return Level(
-                Watermark(_EVERYWHERE), 0, ResponseCode.FLUSH_SLAVE_TIMEOUT, is_awaited=False, check_write=check_write
+                Watermark(_EVERYWHERE),
+                0,
+                ResponseCode.FLUSH_SLAVE_TIMEOUT,
+                is_awaited=False,
+                check_write=check_write,
+                room=room,
             )
         return None
+
+    def _room(self, waiting_max: int) -> int:
+        return waiting_max - self._safety.waiting
 
     def _check_write(self, replicas: Replicas, waiting_max: int) -> None:
         replicas.check_write()

@@ -7,6 +7,9 @@ if it had come alone. So a handler may stop anywhere, for any reason.
 Where access control is on, a run has only sends that are signed by one account. The gate is asked about them in their
 turn, once for each topic; if it does not admit them all at once, each takes the usual way, where it is asked for alone.
 
+A handler may keep the replies of what it has handled, and give them to the connection later: senders that wait for the
+disk or for other brokers are answered together, too.
+
 A run is bounded in requests and bytes (``native/src/sends.rs``), so that one job stays short. The bounds of a lane
 count jobs. A run is only made for a lane on which nothing waits, and that has room for all its requests; so a lane
 never has more requests than its bound and those of one read.
@@ -34,7 +37,8 @@ class RunHandler(Protocol):
         ...
 
     def run(self, peer: Peer, sends: Sends, first: int, /) -> tuple[int, bytes]:
-        """Handle requests from number ``first`` on: the number of the first that was not, and all replies as frames."""
+        """Handle requests from number ``first`` on: the number of the first that was not, and the replies as frames
+        that do not follow later."""
         ...
 
 

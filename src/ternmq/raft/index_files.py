@@ -85,13 +85,17 @@ class EntryIndex:
 
     def add(self, place: EntryPlace) -> None:
         """Add the unit of an entry: usually behind the last one that was added. Never raises."""
+        self.extend(place.index, pack_index_unit(place))
+
+    def extend(self, index: int, units: bytes) -> None:
+        """Add the units of entries that follow each other, the first of which is ``index``. Never raises."""
         tail = self._tail
-        if place.index != self._tail_index + len(tail) // INDEX_UNIT_BYTES or len(tail) >= _LATE_BYTES_MAX:
+        if index != self._tail_index + len(tail) // INDEX_UNIT_BYTES or len(tail) >= _LATE_BYTES_MAX:
             if tail:
                 self.try_write_out()
             self._tail = tail = bytearray()
-            self._tail_index = place.index
-        tail += pack_index_unit(place)
+            self._tail_index = index
+        tail += units
         if len(tail) >= _TAIL_BYTES and not self.is_late:
             self.try_write_out()
 

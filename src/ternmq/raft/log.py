@@ -33,10 +33,11 @@ from pathlib import Path
 from typing import Final, NamedTuple, Self
 
 from ternmq.errors import RemoteProtocolError, StoreError, TernError
+from ternmq.kernels import HAS_NATIVE, native
 from ternmq.raft.group import Members
 from ternmq.raft.index_files import EntryIndex
 from ternmq.raft.membership import MEMBERS_FLAG, Change, Membership, peers_in
-from ternmq.raft.places import Places
+from ternmq.raft.places import Places, Stretch
 from ternmq.raft.term_file import CommitFile
 from ternmq.store.config import StoreConfig
 from ternmq.store.disk.base import Disk, Segment
@@ -49,6 +50,7 @@ from ternmq.wire.layouts.raft_entry import (
     EntryPlace,
     is_record_whole,
     pack_entry_header,
+    pack_index_unit,
     unpack_entry_header,
 )
 from ternmq.wire.layouts.raft_state import Saved
@@ -128,7 +130,7 @@ class RaftLog:
         #: The last entry that recovery has seen.
         self._seen: EntryPlace | None = None
         #: What ``check_append`` was last asked, and what it found.
-        self._checked: tuple[Buffer, list[EntryPlace]] | None = None
+        self._checked: tuple[Buffer, list[Stretch]] | None = None
         #: Records among these that may name the members.
         self._named: list[tuple[EntryPlace, bytes]] = []
         self._is_open = False
@@ -254,18 +256,33 @@ class RaftLog:
     def check_append(self, data: Buffer) -> Arrived:
         """Check whole entries that are to be appended behind ``last_index``: headers, consecutive indexes, terms that
         do not decrease, positions that follow ours, CRCs. Raises ``RemoteProtocolError`` and changes nothing."""
-        places = self._check(data)
-        first, last = places[0], places[-1]
+        stretches = self._check(data)
+        first, last = stretches[0].first, stretches[-1].last
         return Arrived(first.index, last.index, last.term, first.position, last.end)
 
-    def _check(self, data: Buffer) -> list[EntryPlace]:
+    def _check(self, data: Buffer) -> list[Stretch]:
         if self._checked is not None and self._checked[0] is data:
             return self._checked[1]
-        found: list[EntryPlace] = []
+        found: list[Stretch] = []
         named: list[tuple[EntryPlace, bytes]] = []
         at, length_bytes, end, file_bytes = 0, len(data), self.end, self.segment_bytes
         index, term = self._places.next_index, self.last_term
         while at < length_bytes:
+            if HAS_NATIVE:
+                # What it leaves is looked at below, one entry; then it goes on.
+                at, units = native.check_entries(
+                    data,
+                    at,
+                    index=index,
+                    term=term,
+                    position=end,
+                    file_bytes=file_bytes,
+                    members_flag=MEMBERS_FLAG,
+                )
+                if units:
+                    found.append(stretch := Stretch(units))
+                    end, index = stretch.last.end, stretch.last.index + 1
+                    continue
             place = unpack_entry_header(data, at) if at + ENTRY_HEADER_BYTES <= length_bytes else None
             if place is None or at + place.size > length_bytes:
                 raise RemoteProtocolError(f"entry {index} of another member is cut short or has a damaged header")
@@ -288,7 +305,7 @@ class RaftLog:
                 raise RemoteProtocolError(f"entry {index} of another member does not hold a whole record")
             if flag == MEMBERS_FLAG:
                 named.append((place, bytes(memoryview(data)[record_at:at])))
-            found.append(place)
+            found.append(Stretch(pack_index_unit(place)))
             end, index, term = wanted + place.size, index + 1, place.term
         if not found:
             raise RemoteProtocolError("an append of another member has no entries")
@@ -322,40 +339,39 @@ class RaftLog:
 
         A blank is written where an entry begins a new file. On a full disk some of them may be appended.
         """
-        places = self._check(data)
+        stretches = self._check(data)
         self._checked = None
-        assert log_offset == places[0].position, "entries know where they belong"
+        assert log_offset == stretches[0].first.position, "entries know where they belong"
         self._write_late()
         for place, record in self._named:
             if (peers := peers_in(record)) is not None:
                 # First: an entry that is not in the file would be missed by the next start.
                 self.membership.add(Change(place.index, place.term, peers), committed=self.committed)
         try:
-            self._append_places(places, data)
+            self._append_stretches(stretches, data)
         except BaseException:
             # Of entries that have not come, no members follow.
             self.membership.cut(self.last_index + 1)
             raise
 
-    def _append_places(self, places: list[EntryPlace], data: Buffer) -> None:
+    def _append_stretches(self, stretches: list[Stretch], data: Buffer) -> None:
         plain, view, done, number = self._plain, memoryview(data), 0, 0
-        if plain.end > self.end:
-            # A blank was written for an entry that never came.
-            plain.truncate(self.end, plain.store_time_ms)
-        while number < len(places):
-            first = last = places[number]
-            while number + 1 < len(places) and places[number + 1].position == last.end:
-                number += 1
-                last = places[number]
-            if first.position != plain.end:
-                plain.end_with_blank()
-            size = last.end - first.position
-            plain.append_raw(first.position, view[done : done + size])
-            for place in places[number - (last.index - first.index) : number + 1]:
-                self._places.add(place)
-            self.end = last.end
-            done += size
+        self._take_blank_back()
+        while number < len(stretches):
+            together = [stretches[number]]
+            begin = together[0].first.position
             number += 1
+            while number < len(stretches) and stretches[number].first.position == together[-1].last.end:
+                together.append(stretches[number])
+                number += 1
+            if begin != plain.end:
+                plain.end_with_blank()
+            size = together[-1].last.end - begin
+            plain.append_raw(begin, view[done : done + size])
+            for stretch in together:
+                self._places.extend(stretch)
+            self.end = begin + size
+            done += size
 
     def begin_at(self, log_offset: int, *, index: int = 0, prev_term: int | None = None) -> None:
         """Let an empty log begin with the data file at ``log_offset``, whose first entry will be ``index``."""
@@ -476,6 +492,11 @@ class RaftLog:
             self._seen = place
         return True
 
+    @property
+    def has_checked_leads(self) -> bool:
+        # What was read from the disk is checked by ``is_sealed``.
+        return self._is_open
+
     def close(self) -> None:
         if self._is_open:
             self._is_open = False
@@ -492,8 +513,16 @@ class RaftLog:
         if self._index.is_late:
             self._index.write_out()
 
+    def _take_blank_back(self) -> None:
+        """If a blank was written for an entry that never came, as the disk was full: the next one may fit before it,
+        and all members must have it at the same place."""
+        plain = self._plain
+        if plain.end > self.end:
+            plain.truncate(self.end, plain.store_time_ms)
+
     def reserve(self, record_bytes: int, count: int = 1) -> None:
         self._write_late()
+        self._take_blank_back()
         self._plain.reserve(record_bytes, count)
 
     def seal(self, end: int, store_time_ms: int) -> None:
@@ -501,26 +530,35 @@ class RaftLog:
         if end == self.end:
             plain.store_time_ms = store_time_ms
             return
-        page, base, at = self.window.page, self.window.base, plain.end
-        index = places.next_index
         assert term >= self.last_term, "the node sets its term before it leads"
-        while at < end:
-            record_at = at + ENTRY_HEADER_BYTES
-            size, _ = peek_head(page, record_at - base)
-            record_end = record_at + size
-            page[at - base : record_at - base] = pack_entry_header(
-                index, term, at, page[record_at - base : record_end - base]
-            )
-            places.add(EntryPlace(index, term, at, ENTRY_HEADER_BYTES + size))
-            index += 1
-            at = record_end
-        assert at == end, "records were packed one behind the other"
+        page, base, begin = self.window.page, self.window.base, plain.end
+        units = None
+        if HAS_NATIVE:
+            units = native.seal_entries(page, begin - base, end - base, places.next_index, term, begin)
+        places.extend(Stretch(units or self._fill_headers(end)))
         self.end = end
         plain.seal(end, store_time_ms)
         if self._index.is_late:
             self.window.shut()
         if self._on_sealed is not None:
             self._on_sealed()
+
+    def _fill_headers(self, end: int) -> bytes:
+        """Fill the headers of the entries that were packed up to ``end``; returns their units in the index."""
+        page, base, at, index = self.window.page, self.window.base, self._plain.end, self._places.next_index
+        units = []
+        while at < end:
+            record_at = at + ENTRY_HEADER_BYTES
+            size, _ = peek_head(page, record_at - base)
+            record_end = record_at + size
+            page[at - base : record_at - base] = pack_entry_header(
+                index, self.term, at, page[record_at - base : record_end - base]
+            )
+            units.append(pack_index_unit(EntryPlace(index, self.term, at, ENTRY_HEADER_BYTES + size)))
+            index += 1
+            at = record_end
+        assert at == end, "records were packed one behind the other"
+        return b"".join(units)
 
     def truncate(self, log_offset: int, store_time_ms: int) -> None:
         kept = self._places.index_at(log_offset)

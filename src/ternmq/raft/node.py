@@ -179,6 +179,7 @@ class RaftNode:
             ResponseCode.SYSTEM_ERROR,
             is_required=True,
             check_write=self._check_write,
+            room=lambda: PENDING_MAX + 1 - (self.log.last_index - self.confirmed),
         )
         store.safety.add(self.level)
         store.confirm(self.committed.value)

@@ -20,9 +20,30 @@ from collections.abc import Iterator
 from ternmq.errors import CorruptFile
 from ternmq.raft.index_files import EntryIndex
 from ternmq.store.log.plain_log import PlainLog
-from ternmq.wire.layouts.raft_entry import ENTRY_HEADER_BYTES, EntryPlace, unpack_entry_header
+from ternmq.wire.layouts.raft_entry import (
+    ENTRY_HEADER_BYTES,
+    INDEX_UNIT_BYTES,
+    EntryPlace,
+    unpack_entry_header,
+    unpack_index_unit,
+)
 from ternmq.wire.layouts.segment_form import RAFT_FORM
 from ternmq.wire.record import BLANK_BYTES
+
+
+class Stretch:
+    """Entries of one term that lie one behind the other in one data file; there is at least one."""
+
+    __slots__ = ("first", "last", "units")
+
+    def __init__(self, units: bytes) -> None:
+        """``units`` are theirs in the index."""
+        first, last = unpack_index_unit(units), unpack_index_unit(units, len(units) - INDEX_UNIT_BYTES)
+        assert first is not None, "units were packed"
+        assert last is not None, "units were packed"
+        self.first = first
+        self.last = last
+        self.units = units
 
 
 class Places:
@@ -155,17 +176,17 @@ class Places:
 
     # --- Changes ----------------------------------------------------------------------------------------------------
 
-    def add(self, place: EntryPlace) -> None:
-        """An entry was appended behind the last one."""
-        last = self.last
-        if last is None or place.position // self._plain.segment_bytes != last.position // self._plain.segment_bytes:
-            self._starts.append(place.position)
-            self._firsts.append(place.index)
-        if not self._run_terms or place.term != self._run_terms[-1]:
-            self._begin_run(place)
-        self._index.add(place)
-        self.last = place
-        self.next_index = place.index + 1
+    def extend(self, added: Stretch) -> None:
+        """Entries were appended behind the last one."""
+        first, last = added.first, self.last
+        if last is None or first.position // self._plain.segment_bytes != last.position // self._plain.segment_bytes:
+            self._starts.append(first.position)
+            self._firsts.append(first.index)
+        if not self._run_terms or first.term != self._run_terms[-1]:
+            self._begin_run(first)
+        self._index.extend(first.index, added.units)
+        self.last = added.last
+        self.next_index = added.last.index + 1
 
     def cut(self, index: int) -> None:
         """The entries from ``index`` on are gone."""

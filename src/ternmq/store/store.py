@@ -139,10 +139,11 @@ class MessageStore:
             config,
             self._log,
             self._table,
-            loaded.dispatcher.fresh_run,
+            intake.fresh_run,
             store_host=store_host,
             now_ms=clock.now_ms,
             limits=self._writer.limits,
+            wake=upkeep.wake,
         )
         #: Append sends of one read, as far as they are plain. See ``RunWriter.put``.
         self.put_run = self._runs.put

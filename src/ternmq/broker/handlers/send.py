@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +18,8 @@ from ternmq.net.gate import Action, Rule, check_record
 from ternmq.net.peer import Peer, Route
 from ternmq.wire import properties as props
 from ternmq.wire.codes import FLAG_ONEWAY, JSON, RequestCode, ResponseCode
-from ternmq.wire.header import Reply, Request
+from ternmq.wire.frame import FrameDecoder
+from ternmq.wire.header import Reply, Request, Response
 from ternmq.wire.requests import SendBack, SendFields, SendReply
 from ternmq.wire.template import ReplyTemplate
 
@@ -134,7 +135,9 @@ class SendHandlers:
     def run(self, peer: Peer, sends: Sends, first: int) -> tuple[int, bytes]:
         """Store sends of one read, as far as they are plain (``runs.RunHandler``)."""
         form = self._replies.form
-        return self._sending.send_run(peer, sends, first, form) if form is not None else (first, b"")
+        if form is None:
+            return first, b""
+        return self._sending.send_run(peer, sends, first, form, partial(_HeldReplies, peer))
 
     def send_back(self, peer: Peer, request: Request[SendBack]) -> Reply | Awaitable[Reply]:
         """Store a copy of a record for a later attempt (H1), now or when the disk has brought it."""
@@ -166,6 +169,50 @@ class SendHandlers:
             )
 
         self._sending.when_safe(end_offset, answer)
+
+
+class _HeldReplies:
+    """Replies to the sends of a run that wait until their records are safe (``safety.WaitingRun``).
+
+    They are prepared for that, and hold all that another answer needs: nothing else is kept of the requests.
+    """
+
+    __slots__ = ("_frames", "_peer", "_replies", "ends")
+
+    def __init__(self, peer: Peer, replies: bytes, ends: bytes) -> None:
+        self._peer = peer
+        self._replies = replies
+        #: The reply to each, once they are needed one by one.
+        self._frames: list[bytes] = []
+        self.ends: Sequence[int] = memoryview(ends).cast("q")
+
+    def all_safe(self) -> None:
+        if not self._peer.is_full:
+            self._peer.reply_all(self._replies)
+            return
+        # What is added to replies that are not read is counted one by one.
+        for number in range(len(self.ends)):
+            self.answer(number, ResponseCode.SUCCESS)
+
+    def answer(self, number: int, code: int) -> None:
+        if not self._frames:
+            self._frames = [*_frames_in(self._replies)]
+        [response] = FrameDecoder().feed(self._frames[number])
+        assert isinstance(response, Response), "it is a reply"
+        request = Request[Any](RequestCode.SEND_MESSAGE_V2, response.opaque)
+        if code == ResponseCode.SUCCESS:
+            self._peer.reply(request, self._frames[number])
+        else:
+            self._peer.reply(request, Reply(code, header=response.read(SendReply), remark=_UNSURE.get(code)))
+
+
+def _frames_in(data: bytes) -> Iterator[bytes]:
+    """Each of the frames that follow each other."""
+    at = 0
+    while at < len(data):
+        end = at + 4 + int.from_bytes(data[at : at + 4], "big")
+        yield data[at:end]
+        at = end
 
 
 async def _when_stored(later: Awaitable[None]) -> Reply:

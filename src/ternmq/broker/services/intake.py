@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from ternmq.broker.config import BrokerConfig
 from ternmq.errors import (
@@ -26,14 +26,18 @@ from ternmq.errors import (
     ServiceNotAvailable,
     StoreError,
     SystemBusy,
+    TernError,
 )
-from ternmq.store.durable.safety import Answer
+from ternmq.store.durable.safety import Answer, WaitingRun
 from ternmq.store.log.batch import BatchPart, PlacedBatch
 from ternmq.store.log.draft import Draft, Placed
 from ternmq.store.store import MessageStore
 
 if TYPE_CHECKING:
     from ternmq._native import SendTerms
+
+#: More than a run has (``native/src/sends.rs``).
+RUN_SENDS_MAX: Final = 1024
 
 #: Changes where a draft goes, or leaves it alone.
 Redirect = Callable[[Draft], None]
@@ -49,7 +53,7 @@ class Intake:
         self._put_batch = store.put_batch
         self._put_sent_batch = store.put_sent_batch
         self._run_terms = store.run_terms
-        #: Make records of sends of one read, while ``takes_runs``; see ``RunWriter.put``.
+        #: Make records of sends of one read, at most ``run_room``; see ``RunWriter.put``.
         self.store_run = store.put_run
         #: Tells by ``is_awaited`` whether a sender has to wait for ``when_safe``.
         self.safety = store.safety
@@ -118,9 +122,18 @@ class Intake:
         except (StoreError, NotRunning) as error:
             _refuse(error)
 
-    def takes_runs(self) -> bool:
-        """Whether no send has to be looked at for the sake of safety: none is refused, and none waits."""
-        return not self.safety.is_guarded and not self.safety.is_awaited
+    def run_room(self) -> int:
+        """How many sends can be stored one after the other before one must be looked at for the sake of safety: it may
+        be refused. Each of them counts as one that waits, whether it does or not."""
+        safety = self.safety
+        if not safety.is_guarded:
+            return RUN_SENDS_MAX
+        try:
+            safety.check_write()
+        except TernError:
+            # ``store`` will say it.
+            return 0
+        return max(min(self._waiting_max - safety.waiting, safety.room(), RUN_SENDS_MAX), 0)
 
     def run_terms(self, more_properties: bytes, marks: Sequence[str]) -> SendTerms | None:
         """What runs share, with the marks of the redirects; None if there can be none (``RunWriter.terms``)."""
@@ -138,8 +151,13 @@ class Intake:
         """
         now = self._loop.time()
         self.safety.wait(end_offset, answer, now)
-        if self._timer is None or now + self.safety.limit_s < self._timer.when():
-            self._set_timer()
+        self._watch(now)
+
+    def when_all_safe(self, run: WaitingRun) -> None:
+        """``when_safe`` for all senders of a run, who are usually answered together."""
+        now = self._loop.time()
+        self.safety.wait_all(run, now)
+        self._watch(now)
 
     def close(self) -> None:
         """Answer all senders that still wait: their records are not safe."""
@@ -147,6 +165,10 @@ class Intake:
             self._timer.cancel()
             self._timer = None
         self.safety.give_up()
+
+    def _watch(self, now: float) -> None:
+        if self._timer is None or now + self.safety.limit_s < self._timer.when():
+            self._set_timer()
 
     def _look(self) -> None:
         self._timer = None

@@ -42,7 +42,7 @@ from ternmq.delay.timer import MARKS as TIMER_MARKS
 from ternmq.delay.timer import Timer, check_no_time
 from ternmq.errors import InvalidParameter, MessageIllegal, NoPermission, NotMaster, RemoteProtocolError, TernError
 from ternmq.message import Property
-from ternmq.store.durable.safety import Answer
+from ternmq.store.durable.safety import Answer, WaitingRun
 from ternmq.store.log.batch import BatchPart, PlacedBatch
 from ternmq.store.log.draft import Draft
 from ternmq.transaction.half import MARK as TRANSACTION_MARK
@@ -87,6 +87,10 @@ _SINGLE_TAG: Final = "SINGLE_TAG"
 #: Log offset, end offset, queue id, queue offset, unique key, whether the sender must wait for ``when_safe``, and the
 #: recall handle of a message with a delivery time. A plain tuple: one is made for each message.
 Sent: TypeAlias = tuple[int, int, int, int, str, bool, str | None]
+
+
+#: Keeps the replies of a run, and the log offsets behind its records (``PlacedRun.ends``), until they are safe.
+Hold: TypeAlias = Callable[[bytes, bytes], WaitingRun]
 
 
 class Origin(Protocol):
@@ -148,8 +152,11 @@ class Sending:
             }
         )
         self._own_properties_data = self._own_properties.encode()
-        #: What runs share; None if sends are always handled one by one.
-        self._run_terms = self._intake.run_terms(self._own_properties_data, (_CLUSTER, _POP_CHECKPOINT, _TRANSIENT))
+        #: What runs share; None if sends are always handled one by one. The second is for the time in which senders
+        #: wait, but not those that asked not to.
+        marks = (_CLUSTER, _POP_CHECKPOINT, _TRANSIENT)
+        self._run_terms = self._intake.run_terms(self._own_properties_data, marks)
+        self._waiting_terms = self._intake.run_terms(self._own_properties_data, (*marks, _NO_WAIT))
         self._plain_queues.clear()
 
     def topic_changed(self, _config: TopicConfig | None) -> None:
@@ -225,22 +232,25 @@ class Sending:
 
     def takes_runs(self) -> bool:
         """Whether ``send_run`` can be of use now."""
-        return self._run_terms is not None and bool(self._plain_queues) and self._intake.takes_runs()
+        return self._run_terms is not None and bool(self._plain_queues)
 
-    def send_run(self, origin: Origin, sends: Sends, first: int, form: ReplyForm) -> tuple[int, bytes]:
+    def send_run(self, origin: Origin, sends: Sends, first: int, form: ReplyForm, held: Hold) -> tuple[int, bytes]:
         """Store sends of one read from number ``first`` on, as far as they take the short way of ``send``.
 
-        The number of the first that is not stored, and the replies to all others, made by ``form``. What raises in
-        ``send`` is never stored here.
+        The number of the first that is not stored, and the replies to all others, made by ``form``. Where senders wait,
+        these go to ``held`` instead, and to the senders later. What raises in ``send`` is never stored here.
         """
-        terms = self._run_terms
-        if terms is None or not self._intake.takes_runs():
+        safety = self._safety
+        terms = self._waiting_terms if safety.is_awaited and not safety.is_required else self._run_terms
+        room = self._intake.run_room()
+        if terms is None or not room:
             return first, b""
         plain_queues = self._plain_queues
         placed = self._intake.store_run(
             sends,
             first,
             lambda topic, queue_id: 0 <= queue_id < plain_queues.get(topic, 0),
+            count_max=room,
             terms=terms,
             form=form,
             born_host=origin.host,
@@ -250,6 +260,9 @@ class Sending:
         for queue, entries, _, body_bytes, _ in placed.parts:
             count = len(entries) // ENTRY_BYTES
             self._count(queue.topic, count, body_bytes, calls=count)
+        if placed.ends and safety.is_awaited:
+            self._intake.when_all_safe(held(placed.replies, placed.ends))
+            return placed.next, b""
         return placed.next, placed.replies
 
     def send_batch(self, origin: Origin, command: SendFields, body: Buffer) -> tuple[PlacedBatch, int, bool]:

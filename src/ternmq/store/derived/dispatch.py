@@ -36,7 +36,7 @@ from ternmq.wire.record import Record, Sysflag
 from ternmq.wire.tags import TagsCodes
 
 if TYPE_CHECKING:
-    from ternmq.store.log.run import RunPart
+    from ternmq.store.log.run import SealedRun
 
 #: Set in a prepared half and in a rollback, which have no queue entry; a global is quicker than a class's attribute.
 _NOT_QUEUED: Final = Sysflag.PREPARED
@@ -242,15 +242,14 @@ class Dispatcher:
             for tags_code in tags_codes:
                 self.on_arrival(queue.topic, queue.queue_id, queue.next_offset, tags_code, None)
 
-    def fresh_run(self, parts: list[RunPart], keys: bytes, last: int) -> None:
-        """Take in records of several queues that were just appended, by what a kernel made of them. ``last`` is the log
-        offset of the last one. Not for queues that are special."""
-        for part in parts:
+    def fresh_run(self, run: SealedRun) -> None:
+        """Take in records of several queues that were just appended, or just confirmed."""
+        for part in run.parts:
             part.queue.extend(part.entries, part.log_end)
         if self._index is not None:
-            self._index.add_made(keys, last)
+            self._index.add_made(run.keys, run.last_offset)
         if self.on_arrival is not None:
-            for queue, _, _, _, tags in parts:
+            for queue, _, _, _, tags in run.parts:
                 for tags_code, end_offset in tags:
                     self.on_arrival(queue.topic, queue.queue_id, end_offset, tags_code, None)
 
@@ -294,19 +293,19 @@ class Dispatcher:
             tags_code = due_time(properties, store_time_ms, self._delays_ms) or tags_code
         return tags_code
 
-    def is_deleted(self, fact: Fact) -> bool:
-        """Whether the record's topic was deleted after it was stored."""
-        return self._deleted.is_deleted(fact.topic, fact.log_offset)
+    def is_deleted(self, topic: str, log_offset: int) -> bool:
+        """Whether the topic of the record at ``log_offset`` was deleted after it was stored."""
+        return self._deleted.is_deleted(topic, log_offset)
 
     def confirmed(self, fact: Fact, record: memoryview | None = None) -> None:
         """Take in a record that was appended, perhaps some time ago. Without ``record`` the log has its bytes."""
         self.fold(fact, record)
-        if self.on_arrival is not None and fact.is_queued and not self.is_deleted(fact):
+        if self.on_arrival is not None and fact.is_queued and not self.is_deleted(fact.topic, fact.log_offset):
             self.on_arrival(fact.topic, fact.queue_id, fact.queue_offset + 1, fact.tags_code, fact.properties)
 
     def fold(self, fact: Fact, record: memoryview | None) -> None:
         """Take in a record from the log. Parts that have it already leave it."""
-        if not self.is_deleted(fact):
+        if not self.is_deleted(fact.topic, fact.log_offset):
             self._queues.fold(fact)
             if self._queues.has_light:
                 for topic, queue_offset in light_places(fact.properties):

@@ -12,8 +12,8 @@ The CRC covers the body only. A power cut that takes the sector with the end of 
 lengths whose properties or topic are zeros from there on. Such a record is torn as well: *sectors* of 512 bytes are
 written whole or not at all, so where one begins inside topic or properties it is looked at.
 
-Where there are compiled kernels, one of them walks over the ordinary records of a plain log, and this loop gets what
-the kernel leaves.
+Where there are compiled kernels, one of them walks over the ordinary records of a plain log, or of a Raft log that has
+checked its entries when they came (``Log.has_checked_leads``), and this loop gets what the kernel leaves.
 
 The log is read in pieces of a MiB, or 64 KiB in steps, as ``bytes``: slices of those cost half of what slices of a
 mapping do.
@@ -193,9 +193,10 @@ class Follower:
         at = lead
         count, advance, wanted_bytes = 0, 1, self._piece_bytes
         arrivals = self._arrivals
+        can_scan = HAS_NATIVE and (not lead or (piece.form.is_raft and self._log.has_checked_leads))
         while at + RECORD_BYTES_MIN <= end:
-            if HAS_NATIVE and not lead:
-                at, plain_count, plain_ms = self._scan(data, at, begin, taken)
+            if can_scan:
+                at, plain_count, plain_ms = self._scan(piece, at, taken)
                 if plain_count:
                     count, store_time_ms = count + plain_count, plain_ms
                     continue
@@ -256,10 +257,16 @@ class Follower:
         self.position += at
         return wanted_bytes if advance else 0
 
-    def _scan(self, data: bytes, at: int, begin: int, taken: int) -> tuple[int, int, int]:
+    def _scan(self, piece: LogPiece, at: int, taken: int) -> tuple[int, int, int]:
         """Let the kernel take in what it can: where it stopped, how many records it took, store time of the last."""
         at, count, store_time_ms, runs, made, keyed = native.scan(
-            data, at, begin=begin, lead=0, check_crc=self._check_crc, known=self._known, indexed=taken
+            piece.data,
+            at,
+            begin=piece.begin,
+            has_headers=piece.form.is_raft,
+            check_crc=self._check_crc,
+            known=self._known,
+            indexed=taken,
         )
         arrivals = self._arrivals
         for queue, entries, log_end, tags_codes in runs:

@@ -13,15 +13,21 @@ several late levels the first one counts. The record is stored in each case.
 A level can refuse before the write (too few replicas are in sync) or answer before the wait (there is no slave that
 could get the record in time). Levels come and go at run time, with slaves and roles.
 
+Senders of one *run* (``net.runs``) wait together, for the end of its last record, and are answered together. When a
+level is late, fails or goes back, all runs that wait are taken apart: from then on each sender is on its own and gets
+the code that it would have got alone.
+
 Nothing here has a timer: the owner asks for ``deadline`` and calls ``expire``. All calls belong to the store's thread.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import partial
+from itertools import takewhile
+from typing import Protocol, TypeAlias
 
 from ternmq.errors import BrokerRefused, TernError
 from ternmq.store.durable.watermark import Watermark, wait_until
@@ -29,6 +35,24 @@ from ternmq.wire.codes import ResponseCode
 
 #: Gets SUCCESS, the code of a level that is late, or the code of an error if the record was taken back.
 Answer: TypeAlias = Callable[[int], object]
+
+
+class WaitingRun(Protocol):
+    """The senders of a run. They are answered once: all together, or one by one."""
+
+    @property
+    def ends(self) -> Sequence[int]:
+        """Where the record of each ends, in order; at least one."""
+        ...
+
+    def all_safe(self) -> None:
+        """All records are safe."""
+        ...
+
+    def answer(self, number: int, code: int, /) -> None:
+        """One of the senders gets this code, as ``Answer``."""
+        ...
+
 
 #: Where no level has to be waited for.
 _EVERYWHERE = 1 << 63
@@ -120,6 +144,8 @@ class Level:
     is_required: bool = False
     #: Raises ``TernError`` if nothing must be written now.
     check_write: Callable[[], None] | None = None
+    #: How many messages can be written one after the other before ``check_write`` raises, if their number is a reason.
+    room: Callable[[], int] | None = None
     #: Told the end of a record; returns a code to answer at once, or 0 to wait.
     check_wait: Callable[[int], int] | None = None
 
@@ -188,6 +214,10 @@ class Safety:
         for check in self._checks:
             check()
 
+    def room(self) -> int:
+        """How many messages can be written now, one after the other, as far as levels count them."""
+        return min([level.room() for level in self._levels if level.room is not None], default=_EVERYWHERE)
+
     # --- Senders ----------------------------------------------------------------------------------------------
 
     def wait(self, end_offset: int, answer: Answer, now: float) -> None:
@@ -196,18 +226,65 @@ class Safety:
             if level.check_wait is not None and (code := level.check_wait(end_offset)):
                 answer(code)
                 return
-        sender = _Sender(self, end_offset, answer)
-        ticket = self._lowest.call_when(end_offset, sender.reached, sender.taken_back)
-        if sender.answer is None:
+        self._begin(_Sender(self, end_offset, answer), now)
+
+    def wait_all(self, run: WaitingRun, now: float) -> None:
+        """``wait`` for all senders of a run, whose records were stored at once.
+
+        It is told when all are safe; if they are not in time, each sender is answered as if it had waited alone.
+        """
+        ends = run.ends
+        # What passes for the end of the log passes for what is before it.
+        if any(level.check_wait is not None and level.check_wait(ends[-1]) for level in self._awaited):
+            for number, end_offset in enumerate(ends):
+                self.wait(end_offset, partial(run.answer, number), now)
             return
-        sender.ticket = ticket
-        sender.is_counted = True
-        self.waiting += 1
+        self._begin(_Sender(self, ends[-1], lambda _code: run.all_safe(), run), now)
+
+    def _begin(self, sender: _Sender, now: float) -> None:
+        if not self._call_when_reached(sender):
+            return
+        self.waiting += sender.count
         for limit_ms in {level.timeout_ms: None for level in self._awaited}:
             queue = self._queues.setdefault(limit_ms, deque())
             _drop_answered(queue)
             queue.append((now + limit_ms / 1000, sender))
             sender.queues += 1
+
+    def _call_when_reached(self, sender: _Sender) -> bool:
+        """Answer a sender when all levels have its record; False if they have."""
+        ticket = self._lowest.call_when(sender.end_offset, sender.reached, sender.taken_back)
+        if sender.answer is None:
+            return False
+        sender.ticket = ticket
+        sender.is_counted = True
+        return True
+
+    def _take_apart(self) -> None:
+        """Let each sender of a run that waits be on its own, with the deadlines of the run."""
+        parts: dict[_Sender, list[_Sender]] = {}
+        for limit_ms, queue in self._queues.items():
+            if any(sender.run is not None for _, sender in queue):
+                self._queues[limit_ms] = deque(
+                    (deadline, each) for deadline, sender in queue for each in self._parts_of(sender, parts)
+                )
+        for sender, alone in parts.items():
+            sender.answer = None
+            self._lowest.forget(sender.ticket)
+            for each in alone:
+                # Some may be safe: they are answered now.
+                if not self._call_when_reached(each):
+                    self.waiting -= 1
+
+    def _parts_of(self, sender: _Sender, parts: dict[_Sender, list[_Sender]]) -> list[_Sender]:
+        if sender.run is None or sender.answer is None:
+            return [sender]
+        if sender not in parts:
+            parts[sender] = [
+                _Sender(self, end_offset, partial(sender.run.answer, number), queues=sender.queues)
+                for number, end_offset in enumerate(sender.run.ends)
+            ]
+        return parts[sender]
 
     @property
     def deadline(self) -> float | None:
@@ -221,6 +298,8 @@ class Safety:
 
     def expire(self, now: float) -> None:
         """Answer the senders for which a level is late."""
+        if any(_is_run_late(queue, now) for queue in self._queues.values()):
+            self._take_apart()
         for limit_ms, queue in sorted(self._queues.items()):
             while queue and (queue[0][1].answer is None or queue[0][0] <= now):
                 sender = queue.popleft()[1]
@@ -235,6 +314,7 @@ class Safety:
 
     def give_up(self) -> None:
         """Answer all senders now: the disk has failed, or the store closes."""
+        self._take_apart()
         queues, self._queues = self._queues, {}
         for queue in queues.values():
             for _, sender in queue:
@@ -244,6 +324,7 @@ class Safety:
 
     def retreat(self, to: int, error: TernError) -> None:
         """Records behind ``to`` are taken back: all levels go back, and callers that wait for more get ``error``."""
+        self._take_apart()
         for level in self._levels:
             level.watermark.retreat(to, error)
         self._lowest.retreat(to, error)
@@ -262,18 +343,26 @@ class Safety:
 
 
 class _Sender:
-    """A sender that waits; ``answer`` is None once it was called."""
+    """A sender that waits, or all of a run; ``answer`` is None once it was called."""
 
-    __slots__ = ("_safety", "answer", "end_offset", "is_counted", "queues", "ticket")
+    __slots__ = ("_safety", "answer", "end_offset", "is_counted", "queues", "run", "ticket")
 
-    def __init__(self, safety: Safety, end_offset: int, answer: Answer) -> None:
+    def __init__(
+        self, safety: Safety, end_offset: int, answer: Answer, run: WaitingRun | None = None, *, queues: int = 0
+    ) -> None:
         self._safety = safety
         self.end_offset = end_offset
         self.answer: Answer | None = answer
+        self.run = run
         self.ticket = 0
         self.is_counted = False
         #: In how many queues it still stands.
-        self.queues = 0
+        self.queues = queues
+
+    @property
+    def count(self) -> int:
+        """How many senders wait."""
+        return 1 if self.run is None else len(self.run.ends)
 
     def reached(self) -> None:
         self.finish(ResponseCode.SUCCESS)
@@ -285,10 +374,16 @@ class _Sender:
         answer, self.answer = self.answer, None
         if answer is not None:
             if self.is_counted:
-                self._safety.waiting -= 1
+                self._safety.waiting -= self.count
             answer(code)
 
 
 def _drop_answered(queue: deque[tuple[float, _Sender]]) -> None:
     while queue and queue[0][1].answer is None:
         queue.popleft()
+
+
+def _is_run_late(queue: deque[tuple[float, _Sender]], now: float) -> bool:
+    """Whether the deadline of a run has passed."""
+    due = takewhile(lambda waiting: waiting[0] <= now, queue)
+    return any(sender.run is not None and sender.answer is not None for _, sender in due)

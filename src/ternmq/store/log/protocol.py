@@ -216,6 +216,11 @@ class Log(Protocol):
         """Whether these bytes are the lead of the record at ``log_offset``; asked only where leads have bytes."""
         ...
 
+    @property
+    def has_checked_leads(self) -> bool:
+        """Whether all that ``is_sealed`` would look at, besides the lead itself, was checked before it was appended."""
+        ...
+
     def walk(self, position: int, *, check_crc: bool = True) -> LogWalk:
         """The records from ``position`` on."""
         ...

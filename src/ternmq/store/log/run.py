@@ -3,6 +3,9 @@
 A run of plain sends (``wire.frame``) becomes records, queue entries, index entries and replies in one call; it leaves
 the bytes that ``RecordWriter.put`` would leave. The kernel has no state: the end of the log and the next offsets of
 the queues are read before the call, and moved behind it, where they always are.
+
+The log seals the records, and fills the bytes in front of them where it has such. What the kernel derived from them is
+dispatched at once, or when the log confirms them (``store.log.pending``).
 """
 
 from __future__ import annotations
@@ -35,6 +38,18 @@ class RunPart(NamedTuple):
     tags: list[tuple[int, int]]
 
 
+class SealedRun(NamedTuple):
+    """Records of a run that were sealed together, and what a kernel made of them. No queue of theirs is special."""
+
+    parts: list[RunPart]
+    #: Index entries.
+    keys: bytes
+    #: Log offset of the last record, and behind it.
+    last_offset: int
+    end_offset: int
+    store_time_ms: int
+
+
 class PlacedRun(NamedTuple):
     """What became of a run."""
 
@@ -43,6 +58,8 @@ class PlacedRun(NamedTuple):
     parts: list[RunPart]
     #: Of all that are stored, as frames.
     replies: bytes
+    #: Log offsets behind the records of senders that get a reply, as numbers of 8 bytes in the machine's order.
+    ends: bytes
 
 
 class RunWriter:
@@ -53,25 +70,24 @@ class RunWriter:
         config: StoreConfig,
         log: Log,
         table: Mapping[tuple[str, int], ConsumeQueue],
-        dispatch: Callable[[list[RunPart], bytes, int], None],
+        dispatch: Callable[[SealedRun], None],
         *,
         store_host: bytes,
         now_ms: Callable[[], int],
         limits: RecordLimits,
+        wake: Callable[[], None],
     ) -> None:
+        """``dispatch`` takes in what was sealed: ``Dispatcher.fresh_run``, or ``Pending.fresh_run`` if the log confirms
+        later. ``wake`` is called under SYNC_FLUSH after each run."""
         self._log = log
         self._table = table
         self._dispatch = dispatch
         self._store_host = store_host
         self._now_ms = now_ms
         self._limits = limits
-        self._can_run = (
-            HAS_NATIVE
-            and log.confirms_at_once
-            and not log.lead
-            and len(store_host) == HOST_V4_BYTES
-            and config.flush_disk_type is not FlushDiskType.SYNC_FLUSH
-        )
+        self._is_sync = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        self._wake = wake
+        self._can_run = HAS_NATIVE and len(store_host) == HOST_V4_BYTES
 
     def terms(self, more_properties: bytes, marks: Sequence[bytes]) -> SendTerms | None:
         """What ``put`` needs to know of all sends: the properties that stand behind those of each, and texts in
@@ -93,11 +109,12 @@ class RunWriter:
         first: int,
         is_plain: Callable[[str, int], bool],
         *,
+        count_max: int,
         terms: SendTerms,
         form: ReplyForm,
         born_host: bytes,
     ) -> PlacedRun | None:
-        """Append and dispatch the sends from number ``first`` on, up to one that is not plain.
+        """Append and dispatch the sends from number ``first`` on, up to one that is not plain, at most ``count_max``.
 
         ``is_plain`` tells whether sends can go to a queue without further questions. None if ``RecordWriter.put`` must
         decide about the first one, and nothing was stored.
@@ -115,18 +132,22 @@ class RunWriter:
             terms,
             form,
             first,
+            first + count_max,
             window.page,
             log_offset - base,
             limit - base,
+            self._log.lead,
             log_offset,
             store_time_ms,
             born_host,
-            [None if queue is None or queue.is_special else (queue.next_offset, queue.topic_part) for queue in queues],
+            [None if queue is None or queue.is_special else (queue.assigned, queue.topic_part) for queue in queues],
         )
         if made is None:
             return None
-        number, end_offset, last_offset, added, keys, replies = made
+        number, end_offset, last_offset, added, keys, replies, ends = made
         self._log.seal(end_offset, store_time_ms)
         parts = [RunPart(queues[place], *rest) for place, *rest in added]  # type: ignore[arg-type]  # it has entries
-        self._dispatch(parts, keys, last_offset)
-        return PlacedRun(number, parts, replies)
+        self._dispatch(SealedRun(parts, keys, last_offset, end_offset, store_time_ms))
+        if self._is_sync:
+            self._wake()
+        return PlacedRun(number, parts, replies, ends)
