@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 from ternmq import names
 from ternmq.broker.config import WRITE, BrokerConfig
@@ -88,6 +88,14 @@ _SINGLE_TAG: Final = "SINGLE_TAG"
 Sent: TypeAlias = tuple[int, int, int, int, str, bool, str | None]
 
 
+class RunForms(NamedTuple):
+    """What the replies to the sends of a run are made of."""
+
+    plain: ReplyForm
+    #: With a recall handle.
+    timed: ReplyForm
+
+
 class Origin(Protocol):
     """Where a message comes from. A connection (``net.peer.Peer``) is one."""
 
@@ -127,6 +135,7 @@ class Sending:
         self._transactions = transactions
         self._count = stats.put
         self._handle = timer.handle
+        self._timed_runs = timer.runs(intake.store_packed)
         self._new_unique_key = new_unique_key
         self._random = choice
         #: Queues of the topics to which a message can go without further questions.
@@ -146,7 +155,9 @@ class Sending:
         )
         self._own_properties_data = self._own_properties.encode()
         #: What runs share; None if sends are always handled one by one.
-        self._run_terms = self._intake.run_terms(self._own_properties_data, (_CLUSTER, _POP_CHECKPOINT, _TRANSIENT))
+        marks = _CLUSTER, _POP_CHECKPOINT, _TRANSIENT
+        self._run_terms = self._intake.run_terms(self._own_properties_data, marks)
+        self._timed_terms = self._intake.run_terms(self._own_properties_data, marks, passing=TIMER_MARKS)
         self._plain_queues.clear()
 
     def topic_changed(self, _config: TopicConfig | None) -> None:
@@ -222,29 +233,53 @@ class Sending:
         """Whether ``send_run`` can be of use now."""
         return self._run_terms is not None and bool(self._plain_queues) and self._intake.takes_runs()
 
-    def send_run(self, origin: Origin, sends: Sends, first: int, form: ReplyForm) -> tuple[int, bytes]:
-        """Store sends of one read from number ``first`` on, as far as they take the short way of ``send``.
+    def send_run(self, origin: Origin, sends: Sends, first: int, forms: RunForms) -> tuple[int, bytes]:
+        """Store sends of one read from number ``first`` on, as far as they take the short way of ``send``: plain ones,
+        and those with a delivery time that is plain, too.
 
-        The number of the first that is not stored, and the replies to all others, made by ``form``. What raises in
+        The number of the first that is not stored, and the replies to all others, made by ``forms``. What raises in
         ``send`` is never stored here.
         """
+        number, count, replies = first, sends.count, b""
+        while number < count:
+            begin = number
+            for store in (self._store_plain, self._store_timed):
+                stored, made = store(origin, sends, number, forms)
+                number, replies = stored, replies + made
+                if number == count:
+                    break
+            if number == begin:
+                break
+        return number, replies
+
+    def _is_plain(self, topic: str, queue_id: int) -> bool:
+        return 0 <= queue_id < self._plain_queues.get(topic, 0)
+
+    def _store_plain(self, origin: Origin, sends: Sends, first: int, forms: RunForms) -> tuple[int, bytes]:
+        """``send_run`` for those without a delivery time that come first."""
         terms = self._run_terms
         if terms is None or not self._intake.takes_runs():
             return first, b""
-        plain_queues = self._plain_queues
         placed = self._intake.store_run(
-            sends,
-            first,
-            lambda topic, queue_id: 0 <= queue_id < plain_queues.get(topic, 0),
-            terms=terms,
-            form=form,
-            born_host=origin.host,
+            sends, first, self._is_plain, terms=terms, form=forms.plain, born_host=origin.host
         )
         if placed is None:
             return first, b""
         for queue, entries, _, body_bytes, _ in placed.parts:
             count = len(entries) // ENTRY_BYTES
             self._count(queue.topic, count, body_bytes, calls=count)
+        return placed.next, placed.replies
+
+    def _store_timed(self, origin: Origin, sends: Sends, first: int, forms: RunForms) -> tuple[int, bytes]:
+        """``send_run`` for those with a delivery time that come first."""
+        terms, runs = self._timed_terms, self._timed_runs
+        if terms is None or runs is None or not self._intake.takes_runs():
+            return first, b""
+        placed = runs.store(sends, first, self._is_plain, terms=terms, form=forms.timed, born_host=origin.host)
+        if placed is None:
+            return first, b""
+        for topic, count, body_bytes in placed.sent:
+            self._count(topic, count, body_bytes, calls=count)
         return placed.next, placed.replies
 
     def send_batch(self, origin: Origin, command: SendFields, body: Buffer) -> tuple[PlacedBatch, int, bool]:

@@ -7,12 +7,13 @@ the queues are read before the call, and moved behind it, where they always are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from ternmq.kernels import HAS_NATIVE, native
 from ternmq.store.config import FlushDiskType, StoreConfig
 from ternmq.store.derived.queue import ConsumeQueue
+from ternmq.store.log.made import PackingRoom
 from ternmq.store.log.protocol import Log
 from ternmq.store.log.writer import RecordLimits
 from ternmq.wire.record import HOST_V4_BYTES, NO_HOST_FLAGS, Sysflag
@@ -45,6 +46,21 @@ class PlacedRun(NamedTuple):
     replies: bytes
 
 
+class PackedRun(NamedTuple):
+    """Records of a run that stand in the room for them."""
+
+    #: Log offset behind the last of them, and of the last.
+    end_offset: int
+    last_offset: int
+    parts: list[RunPart]
+    #: Index entries.
+    keys: bytes
+
+
+#: Packs records into a room; None if it packed none.
+Packer: TypeAlias = Callable[[PackingRoom], PackedRun | None]
+
+
 class RunWriter:
     """Belongs to the store's thread, like all that it writes to."""
 
@@ -52,7 +68,7 @@ class RunWriter:
         self,
         config: StoreConfig,
         log: Log,
-        table: Mapping[tuple[str, int], ConsumeQueue],
+        table: dict[tuple[str, int], ConsumeQueue],
         dispatch: Callable[[list[RunPart], bytes, int], None],
         *,
         store_host: bytes,
@@ -130,3 +146,31 @@ class RunWriter:
         parts = [RunPart(queues[place], *rest) for place, *rest in added]  # type: ignore[arg-type]  # it has entries
         self._dispatch(parts, keys, last_offset)
         return PlacedRun(number, parts, replies)
+
+    def put_packed(self, pack: Packer) -> bool:
+        """Append and dispatch records that ``pack`` makes of a run; for a store that has ``terms``.
+
+        False if it packed none, or there is no room: nothing was stored.
+        """
+        window = self._log.window
+        log_offset, limit, base = window.at, window.limit, window.base
+        if limit <= log_offset:
+            return False
+        store_time_ms = self._now_ms()
+        packed = pack(
+            PackingRoom(
+                window.page,
+                log_offset - base,
+                limit - base,
+                log_offset,
+                store_time_ms,
+                self._store_host,
+                self._limits.record_bytes_max,
+                self._table,
+            )
+        )
+        if packed is None:
+            return False
+        self._log.seal(packed.end_offset, store_time_ms)
+        self._dispatch(packed.parts, packed.keys, packed.last_offset)
+        return True
