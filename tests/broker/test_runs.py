@@ -425,25 +425,47 @@ async def fed_with(path: Path, reads: list[bytes]) -> tuple[list[bytes], object,
         return replies, await counters(one), taken, waiting
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 20))])
-async def test_a_broker_with_kernels_answers_and_stores_the_same(tmp_path: Path, seed: int) -> None:
-    """E1, C1, C2, C4, B5, I2."""
-    source = Reads(seed)
-    reads = [plain(number) for number in range(4)] + [data for _ in range(120) for data in source.next()]
-    replies, counted, taken, waiting = await fed_with(tmp_path / "kernel", reads)
+async def check_same(path: Path, reads: list[bytes], *, plain_min: int, timed_min: int) -> None:
+    """Feed a broker with kernels and one without: replies, counters and files are the same, and as many sends as
+    ``plain_min`` and ``timed_min`` were stored in runs."""
+    replies, counted, taken, waiting = await fed_with(path / "kernel", reads)
     with ExitStack() as stack:
         for module in (frame, batch, index, timer, schedule_log, hour_files):
             stack.enter_context(mock.patch.object(module, "HAS_NATIVE", False))
-        expected, expected_counters, taken_without, _ = await fed_with(tmp_path / "python", reads)
-    assert taken - waiting > 300
-    assert waiting > 200
+        expected, expected_counters, taken_without, _ = await fed_with(path / "python", reads)
+    assert taken - waiting >= plain_min
+    assert waiting >= timed_min
     assert not taken_without
     for one, other in zip(expected, replies, strict=True):
         assert FrameDecoder().feed(one) == FrameDecoder().feed(other)
         assert one == other
     assert expected_counters == counted
-    assert log_queues_index(tmp_path / "python") == log_queues_index(tmp_path / "kernel")
-    assert schedule_files(tmp_path / "python") == schedule_files(tmp_path / "kernel")
+    assert log_queues_index(path / "python") == log_queues_index(path / "kernel")
+    assert schedule_files(path / "python") == schedule_files(path / "kernel")
+
+
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 20))])
+async def test_a_broker_with_kernels_answers_and_stores_the_same(tmp_path: Path, seed: int) -> None:
+    """E1, C1, C2, C4, B5, I2."""
+    source = Reads(seed)
+    reads = [plain(number) for number in range(4)] + [data for _ in range(120) for data in source.next()]
+    await check_same(tmp_path, reads, plain_min=300, timed_min=200)
+
+
+async def test_properties_of_all_kinds_are_stored_in_runs_as_one_by_one(tmp_path: Path) -> None:
+    """E1, I1, I2, J1: each of them among messages that wait."""
+    reads = [plain(number) for number in range(4)]
+    for number, properties in enumerate((*PROPERTIES, *TIMED)):
+        texts = TIMED[number % len(TIMED)], properties, TIMED[0]
+        headers = [
+            SendMessageV2(topic="orders", queue_id=number % 4, producer_group="g", properties=each) for each in texts
+        ]
+        frames = [
+            b"".join(encode_request(RequestCode.SEND_MESSAGE_V2, header, b"%d" % number, opaque=3 * number + place))
+            for place, header in enumerate(headers)
+        ]
+        reads.append(b"".join(frames))
+    await check_same(tmp_path, reads, plain_min=10, timed_min=200)
 
 
 async def test_a_full_lane_refuses_as_many_of_a_run_as_of_single_sends(tmp_path: Path) -> None:

@@ -272,8 +272,8 @@ class Sending:
 
     def _store_timed(self, origin: Origin, sends: Sends, first: int, forms: RunForms) -> tuple[int, bytes]:
         """``send_run`` for those with a delivery time that come first."""
-        terms, runs = self._timed_terms, self._timed_runs
-        if terms is None or runs is None or not self._intake.takes_runs():
+        terms, runs, safety = self._timed_terms, self._timed_runs, self._safety
+        if terms is None or runs is None or safety.is_guarded or safety.is_awaited:
             return first, b""
         placed = runs.store(sends, first, self._is_plain, terms=terms, form=forms.timed, born_host=origin.host)
         if placed is None:

@@ -81,13 +81,11 @@ class RunWriter:
         self._store_host = store_host
         self._now_ms = now_ms
         self._limits = limits
-        self._can_run = (
-            HAS_NATIVE
-            and log.confirms_at_once
-            and not log.lead
-            and len(store_host) == HOST_V4_BYTES
-            and config.flush_disk_type is not FlushDiskType.SYNC_FLUSH
+        #: Whether records of ``put_packed`` can be sealed and dispatched at once.
+        self._can_pack = (
+            log.confirms_at_once and not log.lead and config.flush_disk_type is not FlushDiskType.SYNC_FLUSH
         )
+        self._can_run = HAS_NATIVE and self._can_pack and len(store_host) == HOST_V4_BYTES
 
     def terms(self, more_properties: bytes, marks: Sequence[bytes]) -> SendTerms | None:
         """What ``put`` needs to know of all sends: the properties that stand behind those of each, and texts in
@@ -148,13 +146,13 @@ class RunWriter:
         return PlacedRun(number, parts, replies)
 
     def put_packed(self, pack: Packer) -> bool:
-        """Append and dispatch records that ``pack`` makes of a run; for a store that has ``terms``.
+        """Append and dispatch records that ``pack`` makes of a run.
 
-        False if it packed none, or there is no room: nothing was stored.
+        False if it packed none, there is no room, or the log confirms later: nothing was stored.
         """
         window = self._log.window
         log_offset, limit, base = window.at, window.limit, window.base
-        if limit <= log_offset:
+        if limit <= log_offset or not self._can_pack:
             return False
         store_time_ms = self._now_ms()
         packed = pack(
