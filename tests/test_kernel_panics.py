@@ -111,11 +111,11 @@ def test_no_frame_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[s
     batch = pack_messages((0, b"body", join(KEYS)) for _ in range(3))
     stored = waiting = 0
     for _ in range(ROUNDS):
-        data = damage.frames([*FRAMES.values(), *sends * 10, *sends[1:2] * 20])
+        data = damage.frames([*FRAMES.values(), *sends * 20])
         at, limit = damage.pick((0, 0, 0, 1, len(data), 2**62)), damage.pick((1 << 24, 1 << 24, 100))
         attempt(reader.read, data, memoryview(data), at, limit, [])
         run = attempt(native.parse_sends, data, at, limit)
-        page = bytearray(damage.pick((0, 200, 4_096)))
+        page, large = bytearray(damage.pick((0, 200, 4_096))), bytearray(4_096)
         if run is not None:
             targets = [damage.pick(((0, b"\x06orders"), (damage.number(), b"\x06orders"), None)) for _ in run.places]
             place = damage.number(), damage.number()
@@ -126,10 +126,10 @@ def test_no_frame_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[s
                 run,
                 terms,
                 damage.pick((timed_form, timed_form, timed_form, form)),
-                damage.pick((0, 0, 1, 2**62)),
-                page,
+                damage.pick((0, 0, 0, 1, 2**62)),
+                large,
                 0,
-                len(page),
+                damage.pick((4_096, 4_096, 4_096, 250, 4_097)),
                 log_offset=damage.number(),
                 store_time_ms=damage.number(),
                 max_delay_ms=damage.pick((10**9, 10**9, damage.number())),
@@ -159,7 +159,7 @@ def test_no_frame_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[s
             record_bytes_max=1 << 20,
         )
     assert stored, "some sends are still good"
-    assert waiting, "some have a time that is, too"
+    assert waiting, "some of them have a time"
     assert "" == capfd.readouterr().err
 
 
