@@ -240,10 +240,9 @@ def test_a_run_ends_before_what_has_no_time_or_no_room() -> None:
     assert stored(sends, page, 9) is None
 
 
-def opened(root: Path, **changes: Any) -> tuple[MessageStore, ScheduleLog]:
+def opened(root: Path, rings: list[int] | None = None, **changes: Any) -> tuple[MessageStore, ScheduleLog]:
     config = small_config(root, mapped_file_size_commit_log=1 << 20, **changes)
-    rings: list[int] = []
-    schedule = ScheduleLog(FileDisk(), root, ring=rings.append)
+    schedule = ScheduleLog(FileDisk(), root, ring=(rings if rings is not None else list[int]()).append)
     store = MessageStore.open(config, store_host=HOST, clock=ManualClock(), derived=(schedule,), threads=False)
     store.put(draft("orders", 0, b"first"))
     return store, schedule
@@ -292,6 +291,35 @@ def test_what_is_folded_stays_in_memory_within_its_limit(tmp_path: Path, monkeyp
         assert record.log_offset == entry.log_offset
         offsets.append(record.queue_offset)
     assert [*range(count + 10)] == offsets
+    schedule.close()
+
+
+def test_the_runner_is_told_of_the_first_that_is_due_and_nothing_is_folded_twice(tmp_path: Path) -> None:
+    """I3, C5: a part leaves what it has, also if the log is folded again."""
+    rings: list[int] = []
+    store, schedule = opened(tmp_path, rings)
+    store.put(draft(WHEEL_TOPIC, 0, b""))
+    runs = TimedRuns(store.put_packed, broker_name="a", max_delay_ms=MAX_DELAY_SEC * 1000)
+    data = b"".join(
+        timed(number, properties=f"TIMER_DELAY_SEC\x01{sec}\x02") for number, sec in enumerate((90, 30, 60))
+    )
+    sends: Any = native.parse_sends(data, 0, 1 << 24)
+    begin = store.written
+    run = runs.store(sends, 0, lambda *_: True, terms=terms(), form=FORM, born_host=BORN)
+    assert run is not None
+    assert [NOW_MS + 30_000] == rings
+    entries = b"".join(ENTRY.pack(*entry) for entry in store.entries(WHEEL_TOPIC, 0, 1, 3))
+    view = store._log.view(begin, store.written - begin)
+    assert view is not None
+    with view:
+        assert 3 == schedule.fold_run(entries, view, begin)
+        dispatcher = store._loaded.dispatcher
+        with mock.patch.object(ScheduleLog, "fold_run") as again:
+            dispatcher.fold_run(WHEEL_TOPIC, entries, view, begin)
+        again.assert_not_called()
+    assert 3 == schedule.waiting == schedule.topics_waiting["orders"]
+    assert [NOW_MS + 30_000] == rings
+    store.close()
     schedule.close()
 
 
