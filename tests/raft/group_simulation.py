@@ -301,7 +301,8 @@ class RaftSimulation:
                 victim.disk.before = partial(self._stall, victim, Random(chance.getrandbits(32)))
                 self._later(partial(_hurry, victim))
             case "rot":
-                if not self._is_rotten and self._rot(victim):
+                # A member with nothing on its disk lacks it like a damaged one: two of three are beyond the promise.
+                if not self._is_rotten and all(map(_has_synced, others)) and self._rot(victim):
                     self._later(partial(self._revive, victim))
             case "reset":
                 self.cluster.note("reset", victim.name, network.reset(victim.ip, chance.choice(others).ip))
@@ -565,6 +566,15 @@ def _is_kept(member: Node, body: bytes, log_offset: int) -> bool:
     if group is not None and group._node is not None:
         return group.node.store.flushed.value > log_offset
     return any(body in data for path, data in member.disk.files().items() if path.parent.name == "data")
+
+
+def _has_synced(member: Node) -> bool:
+    """Whether a member is up, and has entries on its disk that no power cut takes."""
+    group = member.broker.group if member.broker is not None else None
+    if group is None or group._node is None or group.node.status().filling:
+        return False
+    store = group.node.store
+    return store.flushed.value > store.min_log_offset
 
 
 def _resume(node: Node) -> None:

@@ -150,14 +150,14 @@ def test_a_term_that_ends_while_a_message_is_searched_stores_nothing() -> None:
 
 def test_requests_that_wait_for_a_search_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """J1, bounds: one too many is refused with a sentence; its transaction is open, and ends when it is repeated."""
-    monkeypatch.setattr("ternmq.transaction.search._WAITING_MAX", 2)
+    monkeypatch.setattr("ternmq.turns.OWN_WAITING_MAX", 1)
 
     async def program() -> None:
         world = World()
         paid = await in_doubt(world, was_stored=True)
         ends = [asyncio.ensure_future(later(world, paid, Outcome.COMMIT)) for _ in range(2)]
         await asyncio.sleep(0)
-        with pytest.raises(SystemBusy, match="2 requests wait for the search"):
+        with pytest.raises(SystemBusy, match="too many searches of messages by their unique keys are waiting"):
             await later(world, paid, Outcome.COMMIT)
         ends[0].cancel()
         await ends[1]

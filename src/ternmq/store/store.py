@@ -171,6 +171,7 @@ class MessageStore:
         self.record_at = self._query.record_at
         #: Records of a topic by key or unique key.
         self.query = self._query.by_key
+        self.key_search = self._query.key_search
         self.places_of_key = self._query.places_of_key
         #: Reads what is probably not in memory, on another thread.
         self.cold = ColdReads(loaded.disk, self._query, threads=threads)

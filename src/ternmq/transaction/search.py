@@ -4,7 +4,7 @@ A half that was open when the term began may have been committed before, and one
 or not. Its message tells. The index finds candidates by the hash of the key, and each must be read. Usually there is
 one, and it is in memory: then the search is done at once (``look``). But a producer that makes its keys itself may give
 one to thousands of messages, and what is old must be read from the disk. Such a search gives the loop back after each
-slice (``known``). One is under way at a time, and a limited number of requests wait for their turn.
+slice (``known``). One is under way at a time, producer groups take turns, and a limited number of requests wait.
 
 Other transactions end while a search is under way, so its answer may be outdated when it comes. Hence ``stored``: the
 message of each commit is noted for the searches that are not done with.
@@ -18,11 +18,12 @@ from contextlib import asynccontextmanager
 from typing import Final, NamedTuple
 
 from ternmq import names
-from ternmq.errors import CorruptRecord, StoreError, SystemBusy
+from ternmq.errors import CorruptRecord, StoreError
 from ternmq.store.read.query import QueueEntry
 from ternmq.store.store import MessageStore
 from ternmq.transaction import half as halves
 from ternmq.transaction.half import Half
+from ternmq.turns import Turns
 from ternmq.types import Buffer
 from ternmq.wire.record import unpack_record
 
@@ -36,8 +37,6 @@ _RECORD_COST: Final = 4_096
 _READ_BYTES_MAX: Final = 1 << 15
 #: A message with a delay waits under another topic.
 _WAITING_TOPICS: Final = (names.SCHEDULE_TOPIC, names.WHEEL_TOPIC)
-#: Requests that may wait for a search.
-_WAITING_MAX: Final = 10_000
 
 
 class _MessageName(NamedTuple):
@@ -64,8 +63,7 @@ class MessageSearch:
         self._store = store
         self._last = last
         self._wanted: dict[_MessageName, _Wanted] = {}
-        self._one_at_a_time = asyncio.Lock()
-        self._waiting = 0
+        self._turns = Turns("searches of messages by their unique keys")
 
     def look(self, half: Half) -> bool | None:
         """Whether the message of a half is stored; None if that takes longer than a slice."""
@@ -75,7 +73,7 @@ class MessageSearch:
             return True
         left = _SLICE_BYTES
         for log_offset in self._places(half):
-            if left <= 0 or self._store.cold.is_cold(log_offset):
+            if left <= 0 or log_offset is None or self._store.cold.is_cold(log_offset):
                 return None
             page = self._store.record_at(log_offset)
             if page is not None and _is_message(page, half):
@@ -89,24 +87,17 @@ class MessageSearch:
 
         Raises ``SystemBusy`` if too many wait.
         """
-        if self._waiting >= _WAITING_MAX:
-            raise SystemBusy(
-                f"[OVERLOAD]system busy: {self._waiting} requests wait for the search of messages by their unique "
-                "keys; retry later, and give each message its own key"
-            )
         name = _name(half)
         wanted = self._wanted.setdefault(name, _Wanted())
         wanted.users += 1
-        self._waiting += 1
         try:
-            async with self._one_at_a_time:
+            async with self._turns.of(half.group):
                 if wanted.is_stored is None:
                     is_stored = await self._search(half)
                     # It may have been stored meanwhile.
                     wanted.is_stored = wanted.is_stored or is_stored
             yield wanted.is_stored
         finally:
-            self._waiting -= 1
             wanted.users -= 1
             if not wanted.users:
                 del self._wanted[name]
@@ -131,6 +122,10 @@ class MessageSearch:
             return True
         left = _SLICE_BYTES
         for log_offset in self._places(half):
+            if log_offset is None:
+                await asyncio.sleep(0)
+                left = _SLICE_BYTES
+                continue
             page = await self.read(log_offset)
             if page is not None and _is_message(page, half):
                 return True
@@ -142,8 +137,8 @@ class MessageSearch:
                 left = _SLICE_BYTES
         return False
 
-    def _places(self, half: Half) -> Iterator[int]:
-        """Log offsets of records that may be the message."""
+    def _places(self, half: Half) -> Iterator[int | None]:
+        """Log offsets of records that may be the message; None now and then: see ``Query.places_of_key``."""
         for topic in (half.topic, *_WAITING_TOPICS):
             yield from self._store.places_of_key(topic, half.unique_key, count_max=_SAME_KEY_MAX)
 

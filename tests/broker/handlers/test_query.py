@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -139,3 +140,24 @@ async def test_a_span_of_time_counts_to_the_millisecond(tmp_path: Path) -> None:
         assert bodies(await query(broker, "k", begin_ms=times[5])) == [b"5"]
         found = await query(broker, "k", begin_ms=times[4] + 1, end_ms=times[5] - 1)
         assert found.code == ResponseCode.QUERY_NOT_FOUND
+
+
+async def test_a_search_among_many_keys_of_one_slot_gives_the_loop_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """L1, bounds: such keys can be chosen; other requests are answered meanwhile, and the message is found."""
+    monkeypatch.setattr("ternmq.store.derived.index.WALK_ENTRIES", 10)
+    async with serving(tmp_path, store={"max_hash_slot_num": 1}) as broker:
+        for number in range(200):
+            await broker.sent("orders", b"%d" % number, properties={"KEYS": f"k{number}"})
+        answered: list[str] = []
+
+        async def search(key: str) -> None:
+            assert [key.removeprefix("k").encode()] == bodies(await query(broker, key, count_max=1))
+            answered.append(key)
+
+        async with asyncio.TaskGroup() as tasks:
+            for key in ("k0", "k1", "k199"):
+                tasks.create_task(search(key))
+        # The last one is the first of the chain.
+        assert ["k199", "k0", "k1"] == answered

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -202,3 +204,35 @@ def test_many_files_take_few_descriptors(tmp_path: Path) -> None:
     assert [0] == index.find("t", "k0", count_max=1, begin_ms=0, end_ms=1 << 62)
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 4
     index.close()
+
+
+def walk(index: Index, key: str) -> Iterator[int | None]:
+    return index.walk("t", key, begin_ms=0, end_ms=1 << 62)
+
+
+def test_a_walk_pauses_after_some_entries_of_other_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C4, bounds: keys of one slot are as many as a sender wants."""
+    monkeypatch.setattr("ternmq.store.derived.index.WALK_ENTRIES", 2)
+    index = index_in(tmp_path)
+    key, *others = [text for text in map(str, range(100)) if java_hash(f"t#{text}") % SLOTS == 0][:10]
+    for number, each in enumerate((key, *others)):
+        put(index, each, 100 * number, 50_000 + number)
+    # Four entries fit a file (they are numbered from 1 on): 4, 4 and 2, walked from the last one.
+    assert [None, None, None, None, 0, None] == list(walk(index, key))
+    assert [0] == find(index, key)
+
+
+def test_a_walk_ends_where_files_were_deleted_meanwhile(tmp_path: Path) -> None:
+    """C4, C9: in a pause, retention may have its turn."""
+    index = index_in(tmp_path)
+    for number in range(12):
+        put(index, "k", 100 * number, 50_000 + number)
+    found = walk(index, "k")
+    assert [1100, 1000, 900, 800, 700] == list(islice(found, 5))
+    for path in index.drop_before(800):
+        path.unlink()
+    assert [] == list(found)
+    found = walk(index, "k")
+    assert 1100 == next(found)
+    index.close()
+    assert [] == list(found)

@@ -192,8 +192,7 @@ def test_a_key_search_asks_for_its_records(tmp_path: Path) -> None:
     with quiet_store(small_config(tmp_path, access_message_in_memory_max_ratio=0)) as store:
         place = store.put(draft(KEYS="Aa")).log_offset
         other = store.put(draft(KEYS="BB")).log_offset
-        search = store.cold.key_search("orders", "Aa", count_max=9, begin_ms=0, end_ms=1 << 62)
-        assert search is not None
+        search = store.key_search("orders", "Aa", count_max=9, begin_ms=0, end_ms=1 << 62)
         assert [place, other] == next(search)
         result = search.send([store.record_at(place), store.record_at(other)])
         assert not isinstance(result, list)
@@ -204,8 +203,7 @@ def test_a_key_search_whose_records_are_gone_finds_nothing(tmp_path: Path) -> No
     """C9."""
     with quiet_store(small_config(tmp_path, access_message_in_memory_max_ratio=0)) as store:
         store.put(draft(KEYS="k"))
-        search = store.cold.key_search("orders", "k", count_max=9, begin_ms=0, end_ms=1 << 62)
-        assert search is not None
+        search = store.key_search("orders", "k", count_max=9, begin_ms=0, end_ms=1 << 62)
         next(search)
         result = search.send([None])
         assert not isinstance(result, list)

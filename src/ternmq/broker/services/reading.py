@@ -39,6 +39,7 @@ from ternmq.errors import NoPermission, NotFound, StoreError, SubscriptionMissin
 from ternmq.store.read.cold import THREADS
 from ternmq.store.read.query import QUERY_BYTES_MAX, GetResult, GetStatus, KeySearch, QueryResult, accepted
 from ternmq.store.store import MessageStore
+from ternmq.turns import Turns
 from ternmq.wire.bodies.clients import MessageModel
 from ternmq.wire.bodies.groups import SubscriptionGroupConfig
 from ternmq.wire.requests import PullSysflag
@@ -115,6 +116,8 @@ class Reading:
         self._stats = stats
         self._filters = filters
         self._cold_count = 0
+        #: Of searches by key that take longer than a slice; topics take turns.
+        self._turns = Turns("searches of messages by key")
         self.apply(config)
 
     def apply(self, config: BrokerConfig) -> None:
@@ -304,17 +307,22 @@ class Reading:
         The index may find too much; the caller checks. Raises ``NotFound``.
         """
         self._access.may_read(None, topic, Way.QUERY)
-        search = self._store.cold.key_search(topic, key, count_max=count_max, begin_ms=begin_ms, end_ms=end_ms)
-        if search is not None:
-            return self._by_key_old(search)
-        return _found(self._store.query(topic, key, count_max=count_max, begin_ms=begin_ms, end_ms=end_ms))
+        search = self._store.key_search(topic, key, count_max=count_max, begin_ms=begin_ms, end_ms=end_ms)
+        step = next(search)
+        while isinstance(step, list):
+            if not step or any(map(self._store.cold.is_cold, step)):
+                return self._by_key_slowly(topic, search, step)
+            step = search.send([self._store.record_at(log_offset) for log_offset in step])
+        return _found(step)
 
-    async def _by_key_old(self, search: KeySearch) -> QueryResult:
-        """Carry out a search; old records are read on other threads."""
-        log_offsets = next(search)
-        while isinstance(log_offsets, list):
-            log_offsets = search.send(await self._newest_records(log_offsets))
-        return _found(log_offsets)
+    async def _by_key_slowly(self, topic: str, search: KeySearch, step: list[int] | QueryResult) -> QueryResult:
+        """Carry on with a search that takes long: in slices, and old records are read on other threads."""
+        async with self._turns.of(topic):
+            while isinstance(step, list):
+                if not step:
+                    await asyncio.sleep(0)
+                step = search.send(await self._newest_records(step))
+        return _found(step)
 
     async def _newest_records(self, log_offsets: list[int]) -> list[memoryview | None]:
         """Records, in order; those that are too many for a reply, the oldest, are not even read."""

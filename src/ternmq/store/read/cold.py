@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 
 from ternmq.store.disk.base import PAGE_BYTES, Disk
 from ternmq.store.log.protocol import Piece
-from ternmq.store.read.query import KeySearch, Query
+from ternmq.store.read.query import Query
 from ternmq.wire.record import record_size
 
 #: Threads that wait for the disk. More would only make its queue longer.
@@ -65,12 +65,6 @@ class ColdReads:
     def store_times(self, log_offsets: list[int]) -> Future[dict[int, int]]:
         """When the records at these log offsets were stored; -1 for one that is gone."""
         return self._submit(lambda: {log_offset: self._query.read_time(log_offset) for log_offset in log_offsets})
-
-    def key_search(self, topic: str, key: str, *, count_max: int, begin_ms: int, end_ms: int) -> KeySearch | None:
-        """A search by key that asks for its records; see ``Query.key_search``."""
-        if not self._query.has_cold:
-            return None
-        return self._query.key_search(topic, key, count_max=count_max, begin_ms=begin_ms, end_ms=end_ms)
 
     def close(self) -> None:
         """Finish what is under way, and drop the rest."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
@@ -399,7 +399,8 @@ class Query:
         return log_offsets
 
     def key_search(self, topic: str, key: str, *, count_max: int, begin_ms: int, end_ms: int) -> KeySearch:
-        """The same for a caller that brings the records: yields lists of log offsets, and at last the result."""
+        """The same for a caller that brings the records: yields lists of log offsets, and at last the result. An empty
+        list is a pause, in which the caller can give the loop back."""
         index = self._index
         if index is None or not key:
             yield QueryResult([], 0, 0)
@@ -409,19 +410,37 @@ class Query:
         until_ms = end_ms
         # A key whose hash many others share may hide behind them: look further back, as often as RocketMQ does.
         for _ in range(3):
-            log_offsets = sorted(set(index.find(topic, key, count_max=count_max, begin_ms=begin_ms, end_ms=until_ms)))
-            records = [record for record in (yield log_offsets) if record is not None]
+            places: set[int] = set()
+            left = count_max
+            for log_offset in index.walk(topic, key, begin_ms=begin_ms, end_ms=until_ms):
+                if left <= 0:
+                    break
+                if log_offset is None:
+                    yield []
+                else:
+                    places.add(log_offset)
+                    left -= 1
+            records = [record for record in (yield sorted(places)) if record is not None]
             found = [record for record in records if _has_key(record, topic, key, begin_ms=begin_ms, end_ms=end_ms)]
             if found or not records:
                 break
             until_ms = head_store_time(records[0])
         yield QueryResult(_newest(found), index.end_time_ms, max(index.end_offset, 0))
 
-    def places_of_key(self, topic: str, key: str, *, count_max: int) -> list[int]:
-        """Log offsets of records that may have this key or unique key, of any time, the newest first, each once."""
+    def places_of_key(self, topic: str, key: str, *, count_max: int) -> Iterator[int | None]:
+        """Log offsets of records that may have this key or unique key, of any time, the newest first, each once; None
+        now and then: see ``Index.walk``."""
         if self._index is None or not key:
-            return []
-        return list(dict.fromkeys(self._index.find(topic, key, count_max=count_max, begin_ms=0, end_ms=_FAR_MS)))
+            return
+        seen: set[int] = set()
+        for log_offset in self._index.walk(topic, key, begin_ms=0, end_ms=_FAR_MS):
+            if log_offset is None:
+                yield None
+            elif log_offset not in seen:
+                yield log_offset
+                seen.add(log_offset)
+                if len(seen) >= count_max:
+                    return
 
 
 def _newest(records: list[memoryview]) -> list[memoryview]:
