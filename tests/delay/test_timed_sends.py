@@ -325,8 +325,8 @@ def test_the_runner_is_told_of_the_first_that_is_due_and_nothing_is_folded_twice
 
 def test_units_beside_entries_are_made_the_long_way(tmp_path: Path) -> None:
     """C3: of facts; and the queue of the timer topic is made by its first message."""
-    for name, changes in (("a", {}), ("b", {"enable_consume_queue_ext": True})):
-        store, schedule = opened(tmp_path / name, **changes)
+    for name, has_units in (("a", False), ("b", True)):
+        store, schedule = opened(tmp_path / name, enable_consume_queue_ext=has_units)
         runs = TimedRuns(store.put_packed, broker_name="a", max_delay_ms=MAX_DELAY_SEC * 1000)
         sends: Any = native.parse_sends(timed(0), 0, 1 << 24)
 
@@ -335,7 +335,7 @@ def test_units_beside_entries_are_made_the_long_way(tmp_path: Path) -> None:
 
         assert send() is None
         store.put(draft(WHEEL_TOPIC, 0, b""))
-        assert bool(changes) is (send() is None)
+        assert has_units is (send() is None)
         store.close()
         schedule.close()
 
