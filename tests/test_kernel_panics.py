@@ -17,6 +17,7 @@ from ternmq.kernels import HAS_NATIVE, native
 from ternmq.wire.auth import Secret
 from ternmq.wire.batch import pack_messages
 from ternmq.wire.header import NO_BODY, Request
+from ternmq.wire.layouts.queue_entry import ENTRY
 from ternmq.wire.properties import join
 from ternmq.wire.shapes import BODY_BYTES_MAX, SignedSend
 from tests.share.world import TOPIC, World
@@ -28,6 +29,7 @@ ROUNDS: Final = 2_000
 HOST: Final = b"\x7f\0\0\1\0\0\x2a\x9f"
 KEYS: Final = {"KEYS": "a b", "UNIQ_KEY": "7F000001000018B4AAC2000000000001", "TAGS": "t"}
 WAITING: Final = {"TIMER_OUT_MS": "1700000000000", "REAL_TOPIC": "orders", "REAL_QID": "0"}
+WAITING_HOUR: Final = 1_700_000_000_000 // 3_600_000
 PIECES: Final = [
     *(b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\x80\0\0\0", b"\0\0\0\0", b"\xc3", b"\xf0\x9f", b"9" * 25),
     *(b"\x01", b"\x02", b'"', b"\\", b"\\u", b"\\ud800", b"-", b"0", b"{", b"}", b",", b":", b"null"),
@@ -103,21 +105,42 @@ def test_no_frame_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[s
         record_bytes_max=1 << 20,
     )
     form = native.ReplyForm([b"{", b",", b",", b',"', b'",', b"}"])
-    sends = [framed(text(SEND | {"i": join(KEYS), "e": f"{number}"})) for number in range(4)]
+    timed_form = native.ReplyForm([b"{", b",", b",", b',"', b'":"', b'",', b"}"])
+    asked: list[dict[str, str]] = [{}, {"TIMER_DELAY_SEC": "90"}, {"TIMER_DELIVER_MS": "1700000000500"}]
+    sends = [framed(text(SEND | {"i": join(KEYS | more), "e": f"{len(more)}"})) for more in asked]
     batch = pack_messages((0, b"body", join(KEYS)) for _ in range(3))
-    stored = 0
+    stored = waiting = 0
     for _ in range(ROUNDS):
-        data = damage.frames([*FRAMES.values(), *sends * 10])
+        data = damage.frames([*FRAMES.values(), *sends * 20])
         at, limit = damage.pick((0, 0, 0, 1, len(data), 2**62)), damage.pick((1 << 24, 1 << 24, 100))
         attempt(reader.read, data, memoryview(data), at, limit, damage.pick((0, 1, 1 << 30)), [])
         run = attempt(native.parse_sends, data, at, limit, damage.pick((None, reader)))
-        page = bytearray(damage.pick((0, 200, 4_096)))
+        page, large = bytearray(damage.pick((0, 200, 4_096))), bytearray(4_096)
         if run is not None:
             targets = [damage.pick(((0, b"\x06orders"), (damage.number(), b"\x06orders"), None)) for _ in run.places]
             place = damage.number(), damage.number()
             room = damage.pick((0, 1, 64, 2**62)), page, 0, len(page), damage.pick((0, 48, 2**40))
             found = attempt(native.store_sends, run, terms, form, 0, *room, *place, HOST, targets)
             stored += found is not None
+            found = attempt(
+                native.store_timed_sends,
+                run,
+                terms,
+                damage.pick((timed_form, timed_form, timed_form, form)),
+                damage.pick((0, 0, 0, 1, 2**62)),
+                large,
+                0,
+                damage.pick((4_096, 4_096, 4_096, 250, 4_097)),
+                log_offset=damage.number(),
+                store_time_ms=damage.number(),
+                max_delay_ms=damage.pick((10**9, 10**9, damage.number())),
+                born_host=HOST,
+                broker_name=damage.pick(("broker-a", "é", "")),
+                may_wait=[damage.pick((True, True, True, False)) for _ in range(damage.pick((3, 3, 3, 0)))],
+                queue_offset=damage.number(),
+                topic_field=damage.pick((b"\x06orders", b"\x06orders", b"\x06orders", b"", b"\xff\xff")),
+            )
+            waiting += found is not None
         attempt(
             native.expand_batch,
             page,
@@ -137,6 +160,7 @@ def test_no_frame_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[s
             record_bytes_max=1 << 20,
         )
     assert stored, "some sends are still good"
+    assert waiting, "some of them have a time"
     assert "" == capfd.readouterr().err
 
 
@@ -145,12 +169,12 @@ def test_no_record_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[
     """C4, I2: the log that is folded, messages that wait, and the index."""
     damage, world = Damage(seed), World()
     for number in range(4):
-        world.send(b"%d" % number, 0, TOPIC, **KEYS, **WAITING)
+        world.send(b"%d" % number, 0, TOPIC, **KEYS, TIMER_DELAY_MS="1000", **WAITING)
     found = world.store.get("orders", 0, 0, count_max=4)
     world.end()
     records = b"".join(map(bytes, found.buffers))
     size = len(records) // found.count
-    folded = 0
+    folded = waiting = 0
     for _ in range(ROUNDS):
         data, properties = (
             damage.of(records),
@@ -188,6 +212,23 @@ def test_no_record_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[
             file_bytes=damage.pick((1 << 30, 1, 0, -1, damage.number())),
             members_flag=0,
         )
+        begin = damage.pick((0, 0, damage.number()))
+        waits = attempt(
+            native.fold_waiting,
+            data,
+            begin,
+            b"".join(
+                ENTRY.pack(
+                    damage.pick((begin + number * size, begin + number * size, damage.number())) & 2**63 - 1,
+                    damage.pick((size, size, size, 0, -1, 2**31 - 1)),
+                    0,
+                )
+                for number in range(4)
+            )[: damage.pick((None, -1))],
+            damage.pick((b"\x06orders", b"")),
+            {damage.pick((WAITING_HOUR, 0)): SimpleNamespace(records_end=damage.number(), last_offset=damage.number())},
+        )
+        waiting += waits is not None and waits[0] > 0
         page = bytearray(damage.pick((0, 100, 2_000)))
         attempt(
             native.deliver,
@@ -202,7 +243,7 @@ def test_no_record_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[
             store_time_ms=damage.number(),
             store_host=damage.pick((HOST, b"")),
             delivered=b"D\x011\x02",
-            hour=damage.pick((1_700_000_000_000 // 3_600_000, damage.number())),
+            hour=damage.pick((WAITING_HOUR, damage.number())),
             record_bytes_max=1 << 20,
             own={b"REAL_TOPIC\x01orders\x02REAL_QID\x010\x02": ("orders", 0)},
             table={("orders", 0): queue},
@@ -220,4 +261,5 @@ def test_no_record_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[
         )
         native.has_sound_entries(data)
     assert folded, "some records are still good"
+    assert waiting, "some of them wait"
     assert "" == capfd.readouterr().err

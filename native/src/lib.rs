@@ -21,7 +21,9 @@ mod sends;
 mod signed_sends;
 mod signing;
 mod storing;
+mod timed_sends;
 mod timer;
+mod waiting;
 
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -40,7 +42,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(storing::store_sends, module)?)?;
     module.add_class::<storing::SendTerms>()?;
     module.add_class::<storing::ReplyForm>()?;
+    module.add_function(wrap_pyfunction!(timed_sends::store_timed_sends, module)?)?;
     module.add_function(wrap_pyfunction!(timer::timed, module)?)?;
+    module.add_function(wrap_pyfunction!(waiting::fold_waiting, module)?)?;
     module.add_class::<signed_sends::SignedSends>()?;
     module.add_class::<signing::SigningKey>()?;
     Ok(())

@@ -1,8 +1,61 @@
 //! The fields of a record of the first version with IPv4 hosts (`wire.record`).
 
+use crate::page::Writer;
+
 pub const MAGIC_V1: i32 = -626_843_481;
 pub const FIXED_V4_BYTES: usize = 88;
+pub const HOST_V4_BYTES: usize = 8;
+pub const PROPERTIES_BYTES_MAX: usize = 32_767;
 const RECORD_BYTES_MIN: usize = FIXED_V4_BYTES + 3;
+
+/// The fields of a record that is to be packed, but for its sizes and its variable parts.
+pub struct Fields<'a> {
+    pub queue_id: i32,
+    pub flag: i32,
+    pub queue_offset: i64,
+    pub log_offset: i64,
+    pub sysflag: i32,
+    pub born_time_ms: i64,
+    pub born_host: &'a [u8; HOST_V4_BYTES],
+    pub store_time_ms: i64,
+    pub store_host: &'a [u8; HOST_V4_BYTES],
+    pub reconsume_times: i32,
+}
+
+/// Pack a record that closes no other one. `page` has exactly its size, and its properties have their parts joined.
+pub fn pack(
+    page: &mut [u8],
+    fields: &Fields<'_>,
+    body: &[u8],
+    topic_field: &[u8],
+    properties: [&[u8]; 3],
+) {
+    let size = page.len();
+    let mut page = Writer { page, at: 0 };
+    page.put(&(size as i32).to_be_bytes());
+    page.put(&MAGIC_V1.to_be_bytes());
+    page.put(&(crc32fast::hash(body) & 0x7FFF_FFFF).to_be_bytes());
+    page.put(&fields.queue_id.to_be_bytes());
+    page.put(&fields.flag.to_be_bytes());
+    page.put(&fields.queue_offset.to_be_bytes());
+    page.put(&fields.log_offset.to_be_bytes());
+    page.put(&fields.sysflag.to_be_bytes());
+    page.put(&fields.born_time_ms.to_be_bytes());
+    page.put(fields.born_host);
+    page.put(&fields.store_time_ms.to_be_bytes());
+    page.put(fields.store_host);
+    page.put(&fields.reconsume_times.to_be_bytes());
+    page.put(&[0; 8]);
+    page.put(&(body.len() as i32).to_be_bytes());
+    page.put(body);
+    page.put(topic_field);
+    let properties_bytes: usize = properties.iter().map(|part| part.len()).sum();
+    page.put(&(properties_bytes as i16).to_be_bytes());
+    for part in properties {
+        page.put(part);
+    }
+    debug_assert_eq!(page.at, size);
+}
 
 pub fn get_i32(data: &[u8], at: usize) -> i32 {
     i32::from_be_bytes(data[at..at + 4].try_into().expect("four bytes"))

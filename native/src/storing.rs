@@ -11,23 +11,42 @@ use pyo3::types::{PyBytes, PyList};
 
 use crate::guard::or_doubt;
 use crate::index;
-use crate::page::{writable, Writer};
+use crate::page::writable;
+use crate::record::{pack, Fields, FIXED_V4_BYTES, HOST_V4_BYTES, PROPERTIES_BYTES_MAX};
 use crate::sends::{Run, Sends};
-
-const PROPERTIES_BYTES_MAX: usize = 32_767;
-const MAGIC_V1: i32 = -626_843_481;
-const FIXED_V4_BYTES: usize = 88;
-const HOST_V4_BYTES: usize = 8;
 
 /// What all runs of a broker share.
 #[pyclass(frozen, module = "ternmq._native")]
 pub struct SendTerms {
-    store_host: [u8; HOST_V4_BYTES],
-    more_properties: Vec<u8>,
+    pub store_host: [u8; HOST_V4_BYTES],
+    pub more_properties: Vec<u8>,
     marks: Vec<memmem::Finder<'static>>,
-    sysflag_mask: i32,
+    pub sysflag_mask: i32,
     body_bytes_max: usize,
     record_bytes_max: usize,
+}
+
+impl SendTerms {
+    /// Whether the properties of a send hold a mark: then it is not plain.
+    pub fn has_mark(&self, properties: &[u8]) -> bool {
+        self.marks
+            .iter()
+            .any(|mark| mark.find(properties).is_some())
+    }
+
+    /// The size of a record, if it breaks no limit.
+    pub fn record_bytes(
+        &self,
+        body_bytes: usize,
+        topic_field_bytes: usize,
+        properties_bytes: usize,
+    ) -> Option<usize> {
+        let size = FIXED_V4_BYTES + body_bytes + topic_field_bytes + 2 + properties_bytes;
+        (body_bytes <= self.body_bytes_max
+            && properties_bytes <= PROPERTIES_BYTES_MAX
+            && size <= self.record_bytes_max)
+            .then_some(size)
+    }
 }
 
 #[pymethods]
@@ -62,22 +81,27 @@ impl SendTerms {
 #[pyclass(frozen, module = "ternmq._native")]
 pub struct ReplyForm {
     parts: [Vec<u8>; 6],
+    /// What stands between unique key and recall handle, in a form for messages that have one.
+    pub before_handle: Option<Vec<u8>>,
 }
 
 #[pymethods]
 impl ReplyForm {
     #[new]
-    fn new(parts: Vec<Vec<u8>>) -> PyResult<Self> {
+    fn new(mut parts: Vec<Vec<u8>>) -> PyResult<Self> {
+        let before_handle = (parts.len() == 7).then(|| parts.remove(4));
         Ok(Self {
             parts: parts
                 .try_into()
-                .map_err(|_| PyValueError::new_err("a reply has six parts"))?,
+                .map_err(|_| PyValueError::new_err("a reply has six parts, or seven"))?,
+            before_handle,
         })
     }
 }
 
 impl ReplyForm {
-    fn fill(
+    /// Append a reply. `key` is followed by `before_handle` and the handle, where there is one.
+    pub fn fill(
         &self,
         out: &mut Vec<u8>,
         log_offset: i64,
@@ -117,12 +141,34 @@ struct Target<'a> {
 
 /// What the records of one place add to its queue.
 #[derive(Default)]
-struct Added {
-    entries: Vec<u8>,
-    log_end: i64,
-    body_bytes: usize,
+pub struct Added {
+    pub entries: Vec<u8>,
+    pub log_end: i64,
+    pub body_bytes: usize,
     /// Each tags code, with the queue offset behind its last record.
-    tags: Vec<(i64, i64)>,
+    pub tags: Vec<(i64, i64)>,
+}
+
+impl Added {
+    /// Add a record; `queue_end` is the queue offset behind it.
+    pub fn add(
+        &mut self,
+        log_offset: i64,
+        size: usize,
+        tags_code: i64,
+        queue_end: i64,
+        body_bytes: usize,
+    ) {
+        self.entries.extend_from_slice(&log_offset.to_be_bytes());
+        self.entries.extend_from_slice(&(size as i32).to_be_bytes());
+        self.entries.extend_from_slice(&tags_code.to_be_bytes());
+        self.log_end = log_offset + size as i64;
+        self.body_bytes += body_bytes;
+        match self.tags.iter_mut().find(|(code, _)| *code == tags_code) {
+            Some((_, end)) => *end = queue_end,
+            None => self.tags.push((tags_code, queue_end)),
+        }
+    }
 }
 
 /// What is known of the records that were packed.
@@ -180,57 +226,46 @@ fn store(
             break;
         };
         let properties = &run.texts[send.properties.clone()];
-        if terms
-            .marks
-            .iter()
-            .any(|mark| mark.find(properties).is_some())
-        {
+        if terms.has_mark(properties) {
             break;
         }
         let body = &data[send.body_at..send.frame.end];
         let properties_bytes = properties.len() + terms.more_properties.len();
-        let size = FIXED_V4_BYTES + body.len() + target.topic_field.len() + 2 + properties_bytes;
+        let size = terms.record_bytes(body.len(), target.topic_field.len(), properties_bytes);
+        let Some(size) = size.filter(|&size| at + size <= room.len()) else {
+            break;
+        };
         let log_offset = call.log_offset + at as i64;
-        if body.len() > terms.body_bytes_max
-            || properties_bytes > PROPERTIES_BYTES_MAX
-            || size > terms.record_bytes_max
-            || at + size > room.len()
-            || index::make(
-                &mut made.keys,
-                properties,
-                place.topic_hash,
-                log_offset,
-                call.store_time_ms,
-            )
-            .is_err()
+        if index::make(
+            &mut made.keys,
+            properties,
+            place.topic_hash,
+            log_offset,
+            call.store_time_ms,
+        )
+        .is_err()
         {
             break;
         }
-        let mut page = Writer {
-            page: &mut room[at..at + size],
-            at: 0,
+        let fields = Fields {
+            queue_id: place.queue_id,
+            flag: send.flag,
+            queue_offset: target.queue_offset,
+            log_offset,
+            sysflag: send.sysflag & terms.sysflag_mask,
+            born_time_ms: send.born_time_ms,
+            born_host: &call.born_host,
+            store_time_ms: call.store_time_ms,
+            store_host: &terms.store_host,
+            reconsume_times: send.reconsume_times,
         };
-        page.put(&(size as i32).to_be_bytes());
-        page.put(&MAGIC_V1.to_be_bytes());
-        page.put(&(crc32fast::hash(body) & 0x7FFF_FFFF).to_be_bytes());
-        page.put(&place.queue_id.to_be_bytes());
-        page.put(&send.flag.to_be_bytes());
-        page.put(&target.queue_offset.to_be_bytes());
-        page.put(&log_offset.to_be_bytes());
-        page.put(&(send.sysflag & terms.sysflag_mask).to_be_bytes());
-        page.put(&send.born_time_ms.to_be_bytes());
-        page.put(&call.born_host);
-        page.put(&call.store_time_ms.to_be_bytes());
-        page.put(&terms.store_host);
-        page.put(&send.reconsume_times.to_be_bytes());
-        page.put(&[0; 8]);
-        page.put(&(body.len() as i32).to_be_bytes());
-        page.put(body);
-        page.put(target.topic_field);
-        page.put(&(properties_bytes as i16).to_be_bytes());
-        page.put(properties);
-        page.put(&terms.more_properties);
-        debug_assert_eq!(page.at, size);
+        pack(
+            &mut room[at..at + size],
+            &fields,
+            body,
+            target.topic_field,
+            [properties, &terms.more_properties, b""],
+        );
 
         let end_offset = log_offset + size as i64;
         if !send.is_oneway {
@@ -249,24 +284,13 @@ fn store(
         made.last_offset = log_offset;
         made.end_offset = end_offset;
         made.next += 1;
-        let added = &mut made.added[send.place];
-        added.entries.extend_from_slice(&log_offset.to_be_bytes());
-        added
-            .entries
-            .extend_from_slice(&(size as i32).to_be_bytes());
-        added
-            .entries
-            .extend_from_slice(&send.tags_code.to_be_bytes());
-        added.log_end = end_offset;
-        added.body_bytes += body.len();
-        match added
-            .tags
-            .iter_mut()
-            .find(|(code, _)| *code == send.tags_code)
-        {
-            Some((_, end)) => *end = target.queue_offset,
-            None => added.tags.push((send.tags_code, target.queue_offset)),
-        }
+        made.added[send.place].add(
+            log_offset,
+            size,
+            send.tags_code,
+            target.queue_offset,
+            body.len(),
+        );
     }
     made
 }
@@ -375,6 +399,7 @@ mod tests {
     fn form() -> ReplyForm {
         ReplyForm {
             parts: ["a", "b", "c", "d", "e", "f"].map(|part| part.as_bytes().to_vec()),
+            before_handle: None,
         }
     }
 

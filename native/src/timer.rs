@@ -24,10 +24,10 @@ const UNUSUAL: [&[u8]; 5] = [
     b"DELAY",
 ];
 const DIGITS_MAX: usize = 18;
-const SLOT_MS: i64 = 1_000;
+pub const SLOT_MS: i64 = 1_000;
 
 /// Which property asks for a time, and its value in ms; None if none does, or the Python version must look.
-fn wish(properties: &[u8]) -> Option<(usize, i64)> {
+pub fn wish(properties: &[u8]) -> Option<(usize, i64)> {
     let mut found = None;
     let mut rest = properties;
     while !rest.is_empty() {
@@ -62,6 +62,29 @@ fn wish(properties: &[u8]) -> Option<(usize, i64)> {
     Some((number, value.checked_mul(WISHES[number].1.unwrap_or(1))?))
 }
 
+/// The time that is asked for by property `number`, of a message that comes at `now_ms`.
+pub fn due(number: usize, ms: i64, now_ms: i64) -> Option<i64> {
+    match WISHES[number].1 {
+        Some(_) => now_ms.checked_add(ms),
+        None => Some(ms),
+    }
+}
+
+/// The slot of a message that is to wait; None if it is due already, or asks for too much.
+pub fn slot(number: usize, ms: i64, now_ms: i64, max_delay_ms: i64) -> Option<i64> {
+    let due_ms = due(number, ms, now_ms)?;
+    let delay_ms = due_ms.checked_sub(now_ms)?;
+    if delay_ms <= 0 || delay_ms > max_delay_ms {
+        return None;
+    }
+    Some((due_ms - 1).div_euclid(SLOT_MS) * SLOT_MS)
+}
+
+/// The properties that tell where a message waits, and for which queue.
+pub fn place_text(slot_ms: i64, topic: &str, queue_id: i64) -> String {
+    format!("TIMER_OUT_MS\x01{slot_ms}\x02REAL_TOPIC\x01{topic}\x02REAL_QID\x01{queue_id}\x02")
+}
+
 /// The text, slot and wish of a message that is to wait. See `ternmq/_native.pyi`.
 #[pyfunction]
 pub fn timed<'py>(
@@ -89,19 +112,10 @@ fn stored<'py>(
     // A text with half a surrogate pair has no UTF-8.
     let (text, topic) = (properties.to_cow().ok()?, topic.to_cow().ok()?);
     let (number, ms) = wish(text.as_bytes())?;
-    let due_ms = match WISHES[number].1 {
-        Some(_) => now_ms.checked_add(ms)?,
-        None => ms,
-    };
-    let delay_ms = due_ms.checked_sub(now_ms)?;
-    if delay_ms <= 0 || delay_ms > max_delay_ms {
-        return None;
-    }
-    let slot_ms = (due_ms - 1).div_euclid(SLOT_MS) * SLOT_MS;
+    let slot_ms = slot(number, ms, now_ms, max_delay_ms)?;
     let end = if text.ends_with('\x02') { "" } else { "\x02" };
-    let stored = format!(
-        "{text}{end}TIMER_OUT_MS\x01{slot_ms}\x02REAL_TOPIC\x01{topic}\x02REAL_QID\x01{queue_id}\x02"
-    );
+    let place = place_text(slot_ms, &topic, queue_id);
+    let stored = format!("{text}{end}{place}");
     Some((PyString::new(py, &stored), slot_ms, number, ms))
 }
 

@@ -128,7 +128,8 @@ class SendTerms:
 
 @final
 class ReplyForm:
-    """The six parts of a reply between which log offset, queue id, queue offset, unique key and opaque stand."""
+    """The six parts of a reply between which log offset, queue id, queue offset, unique key and opaque stand; there are
+    seven if a recall handle stands in front of the opaque."""
 
     def __new__(cls, parts: Sequence[bytes]) -> Self: ...
 
@@ -235,4 +236,44 @@ def store_sends(
     ``index_entries`` makes them; the replies, as frames; and the log offsets behind the records that have a reply, as
     signed numbers of 8 bytes in the machine's order. None if the send ``first`` is not plain or has no room;
     then nothing is written.
+    """
+
+def store_timed_sends(
+    sends: Sends,
+    terms: SendTerms,
+    form: ReplyForm,
+    first: int,
+    page: Page,
+    at: int,
+    end: int,
+    *,
+    log_offset: int,
+    store_time_ms: int,
+    max_delay_ms: int,
+    born_host: bytes,
+    broker_name: str,
+    may_wait: list[bool],
+    queue_offset: int,
+    topic_field: bytes,
+) -> (
+    tuple[int, int, int, tuple[bytes, int, int, list[tuple[int, int]]], list[tuple[int, int, int]], bytes, bytes] | None
+):
+    """Pack the sends with a delivery time from number ``first`` on as records of the timer topic, whose next queue
+    offset and name with its length in front are given. ``form`` has seven parts; ``may_wait`` tells for each place
+    whether its messages may be let wait.
+
+    Returns: number of the first send that is not stored; log offset behind the last record, and of the last record;
+    what they add to the queue, as ``store_sends`` tells it; for each place of which sends were stored its number, their
+    count, and the bytes of their bodies; index entries; the replies. None if the send ``first`` has no time, is not
+    plain or has no room; then nothing is written.
+    """
+
+def fold_waiting(
+    data: Buffer, begin: int, entries: bytes, topic_field: bytes, hours: dict[int, Any]
+) -> tuple[int, list[tuple[int, bytes, bytes, int]], list[tuple[str, int]], int | None]:
+    """Fold records of the timer topic, given by their queue entries, for the files of their hours.
+
+    ``data`` has the log from ``begin`` on; ``hours`` has ``HourFiles``. Returns: how many entries were taken, up to one
+    that Python must look at; for each hour that grows, its number, lines of the index, the records, and the log offset
+    of the last one; how many messages of which topic are new; the first time at which one of them is due.
     """

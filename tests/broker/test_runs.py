@@ -13,7 +13,7 @@ import json
 import random
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
@@ -24,6 +24,9 @@ from ternmq.broker.broker import Broker
 from ternmq.broker.flow import SEND
 from ternmq.broker.handlers.send import SendHandlers
 from ternmq.broker.services.intake import Intake
+from ternmq.delay import hour_files, schedule_log, timer
+from ternmq.delay.runs import TimedRun, TimedRuns
+from ternmq.delay.schedule_log import POSITION
 from ternmq.env import Env
 from ternmq.kernels import HAS_NATIVE, native
 from ternmq.net.lanes import Lanes
@@ -45,7 +48,7 @@ from ternmq.wire.record import unpack_records
 from ternmq.wire.requests import PullSysflag, SendMessage, SendMessageV2
 from tests.broker.calls import FAR_MS, pull, serving, settings, small_store
 from tests.manual_clock import ManualClock
-from tests.store.small import HOST, log_queues_index
+from tests.store.small import HOST, files, log_queues_index
 
 pytestmark = pytest.mark.skipif(not HAS_NATIVE, reason="the compiled kernels are not installed")
 
@@ -68,6 +71,22 @@ PROPERTIES: Final = (
     f"{KEY}POP_CK\x011 2 3\x02",
     f"{KEY}__RMQ.TRANSIENT.x\x01y\x02",
     f"{KEY}WAIT\x01false\x02",
+    # Times that are past, beyond the limit of 40 days, no numbers, or none; and such with more to decide.
+    *(f"{KEY}TIMER_DELAY_MS\x01{ms}\x02" for ms in ("0", "1", "-1", "", "x", "3456000000", "3456000001", "9" * 19)),
+    f"{KEY}TIMER_DELAY_SEC\x013456000\x02",
+    f"{KEY}TIMER_DELAY_SEC\x013456001\x02",
+    *(f"{KEY}TIMER_DELIVER_MS\x01{ms}\x02" for ms in (1, 1_699_999_999_999, 1_700_000_000_000, 1_700_000_000_001)),
+    f"{KEY}__STARTDELIVERTIME\x011703456000001\x02",
+    f"{KEY}TIMER_DELAY_MS\x015000\x02DELAY\x013\x02",
+    f"{KEY}TIMER_DELAY_MS\x015000\x02DELAY\x010\x02",
+    f"{KEY}TIMER_DELAY_MS\x015000\x02TIMER_DELIVER_MS\x011700000600000\x02",
+    f"{KEY}TIMER_DELAY_MS\x015000\x02TIMER_DELAY_MS\x017000\x02",
+    f"{KEY}TIMER_DELAY_MS\x015000\x02TRAN_MSG\x01true\x02PGROUP\x01g\x02",
+    f"{KEY}TIMER_DELAY_MS\x015000\x02TIMER_OUT_MS\x011700000004000\x02",
+    f"{KEY}TIMER_DELAY_MS\x015000\x02REAL_TOPIC\x01other\x02REAL_QID\x017\x02",
+    f"{KEY}TIMER_DELAY_MS\x015000\x02TIMER_ROLL_TIMES\x011\x02",
+    f"{KEY}TIMER_DELAY_MS\x010\x02TIMER_DEL_UNIQKEY\x01{KEY[9:-1]}\x02",
+    f"{KEY}MY_TIMER_X\x015000\x02",
     # Unique keys that are none, or need escapes, or are not the last.
     "",
     "TAGS\x01a\x02",
@@ -85,6 +104,16 @@ PROPERTIES: Final = (
     f"KEYS\x01\x02{KEY}",
     # Around the limit of the properties, with those that the broker adds.
     *(f"{KEY}p\x01{'x' * count}\x02" for count in range(32_640, 32_740, 3)),
+    *(f"{KEY}TIMER_DELAY_MS\x015000\x02p\x01{'x' * count}\x02" for count in range(32_540, 32_640, 3)),
+)
+#: Messages that are let wait, for this hour and others.
+TIMED: Final = (
+    f"{KEY}TIMER_DELAY_SEC\x01600\x02",
+    f"TIMER_DELAY_MS\x0190001\x02{KEY[:-1]}",
+    f"{KEY}TIMER_DELIVER_MS\x011700000600000\x02TAGS\x01paid\x02",
+    f"{KEY}TIMER_DELIVER_MS\x011700090600001\x02KEYS\x01é a\x02",
+    f"{KEY}__STARTDELIVERTIME\x011700003600000\x02WAIT\x01true\x02",
+    f"{KEY}TIMER_DELAY_SEC\x010086400\x02",
 )
 TOPICS: Final = ("orders", "orders", "orders", "orders", "payments", "made-now", "no/such", "SCHEDULE_TOPIC_XXXX", "")
 
@@ -218,6 +247,8 @@ class Reads:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
         self._number = 0
+        #: Properties of ordinary sends.
+        self._usual = PROPERTIES[:6]
 
     def next(self) -> list[bytes]:
         """Some sends and other requests; the first read may end anywhere in a frame."""
@@ -225,6 +256,7 @@ class Reads:
         count = choose.choice((1, 2, 5, 20, 100))
         # Most frames of a read are ordinary, or there would be no runs.
         oddity = choose.choice((0.0, 0.05, 0.5))
+        self._usual = choose.choice((PROPERTIES[:6], TIMED, (*PROPERTIES[:6], *TIMED)))
         frames = [self._odd() if choose.random() < oddity else self._send(0) for _ in range(count)]
         is_damaged = choose.random() < 0.1
         if is_damaged:
@@ -254,7 +286,7 @@ class Reads:
             topic=value(lambda: "orders", *TOPICS),
             queue_id=value(lambda: choose.randrange(4), -1, 7, 8, 2**31 - 1),
             producer_group="g",
-            properties=value(lambda: choose.choice(PROPERTIES[:6]), *PROPERTIES, None),
+            properties=value(lambda: choose.choice(self._usual), *PROPERTIES, None),
             born_time_ms=value(lambda: 1_700_000_000_000 + self._number, 0, -1, 2**63 - 1),
             sysflag=value(lambda: 0, 1, 4, 8, 12, 0x10, 0x30, -1, 2**31 - 1),
             flag=value(lambda: 0, 7, -1),
@@ -372,22 +404,38 @@ class Reads:
 COUNTERS: Final = ("putMessageTimesTotal", "putMessageSizeTotal", "msgPutTotalTodayNow", "putMessageAverageSize")
 
 
-async def counters(one: Fed) -> dict[str, str]:
+async def asked(one: Fed, code: RequestCode) -> Any:
+    """What a broker answers to a request without fields."""
     one.close()
-    data = await one.feed(b"".join(encode_request(RequestCode.GET_BROKER_RUNTIME_INFO, opaque=1)))
-    [response] = FrameDecoder().feed(data)
+    [response] = FrameDecoder().feed(await one.feed(b"".join(encode_request(code, opaque=1))))
     assert isinstance(response, Response)
-    table: dict[str, str] = json.loads(bytes(response.body))["table"]
-    return {name: table[name] for name in COUNTERS}
+    return json.loads(bytes(response.body))
+
+
+async def counters(one: Fed) -> tuple[dict[str, str], Any]:
+    """Of messages that were sent, and of those that wait."""
+    table: dict[str, str] = (await asked(one, RequestCode.GET_BROKER_RUNTIME_INFO))["table"]
+    return {name: table[name] for name in COUNTERS}, await asked(one, RequestCode.GET_DELAYED_STATS)
+
+
+def schedule_files(root: Path) -> dict[str, bytes]:
+    """Of messages that wait; all but the one that tells how far the log was when nothing had changed for a while."""
+    return {name: data for name, data in files(root / "schedule").items() if name != POSITION}
 
 
 async def fed_with(
     path: Path, reads: list[bytes], let_go: Callable[[Fed, int], None] | None = None
-) -> tuple[list[bytes], dict[str, str], int]:
-    """Replies to each read, the counters, and how many sends were stored in runs. After each read ``let_go`` decides
-    what becomes of senders that wait."""
-    taken = 0
-    run = SendHandlers.run
+) -> tuple[list[bytes], object, int, int]:
+    """Replies to each read, the counters, and how many sends were stored in runs, and of these with a time. After each
+    read ``let_go`` decides what becomes of senders that wait."""
+    taken = waiting = 0
+    run, store = SendHandlers.run, TimedRuns.store
+
+    def let_wait(self: TimedRuns, sends: Any, first: int, *args: Any, **options: Any) -> TimedRun | None:
+        nonlocal waiting
+        found = store(self, sends, first, *args, **options)
+        waiting += found.next - first if found is not None else 0
+        return found
 
     def counted(self: SendHandlers, peer: Peer, sends: Any, first: int) -> tuple[int, bytes]:
         nonlocal taken
@@ -397,35 +445,57 @@ async def fed_with(
 
     async with fed(path) as one:
         replies = []
-        with mock.patch.object(SendHandlers, "run", counted):
+        with mock.patch.object(SendHandlers, "run", counted), mock.patch.object(TimedRuns, "store", let_wait):
             for number, data in enumerate(reads):
                 replies.append(await one.feed(data))
                 if let_go is not None:
                     let_go(one, number)
                     await one.settled()
                     replies.append(one.rest())
-        return replies, await counters(one), taken
+        return replies, await counters(one), taken, waiting
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 20))])
-async def test_a_broker_with_kernels_answers_and_stores_the_same(tmp_path: Path, seed: int) -> None:
-    """E1, C1, C2, C4, B5."""
-    source = Reads(seed)
-    reads = [plain(number) for number in range(4)] + [data for _ in range(120) for data in source.next()]
-    replies, counted, taken = await fed_with(tmp_path / "kernel", reads)
-    with (
-        mock.patch.object(frame, "HAS_NATIVE", False),
-        mock.patch.object(batch, "HAS_NATIVE", False),
-        mock.patch.object(index, "HAS_NATIVE", False),
-    ):
-        expected, expected_counters, taken_without = await fed_with(tmp_path / "python", reads)
-    assert taken > 300
+async def check_same(path: Path, reads: list[bytes], *, plain_min: int, timed_min: int) -> None:
+    """Feed a broker with kernels and one without: replies, counters and files are the same, and as many sends as
+    ``plain_min`` and ``timed_min`` were stored in runs."""
+    replies, counted, taken, waiting = await fed_with(path / "kernel", reads)
+    with ExitStack() as stack:
+        for module in (frame, batch, index, timer, schedule_log, hour_files):
+            stack.enter_context(mock.patch.object(module, "HAS_NATIVE", False))
+        expected, expected_counters, taken_without, _ = await fed_with(path / "python", reads)
+    assert taken - waiting >= plain_min
+    assert waiting >= timed_min
     assert not taken_without
     for one, other in zip(expected, replies, strict=True):
         assert FrameDecoder().feed(one) == FrameDecoder().feed(other)
         assert one == other
     assert expected_counters == counted
-    assert log_queues_index(tmp_path / "python") == log_queues_index(tmp_path / "kernel")
+    assert log_queues_index(path / "python") == log_queues_index(path / "kernel")
+    assert schedule_files(path / "python") == schedule_files(path / "kernel")
+
+
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 20))])
+async def test_a_broker_with_kernels_answers_and_stores_the_same(tmp_path: Path, seed: int) -> None:
+    """E1, C1, C2, C4, B5, I2."""
+    source = Reads(seed)
+    reads = [plain(number) for number in range(4)] + [data for _ in range(120) for data in source.next()]
+    await check_same(tmp_path, reads, plain_min=300, timed_min=200)
+
+
+async def test_properties_of_all_kinds_are_stored_in_runs_as_one_by_one(tmp_path: Path) -> None:
+    """E1, I1, I2, J1: each of them among messages that wait."""
+    reads = [plain(number) for number in range(4)]
+    for number, properties in enumerate((*PROPERTIES, *TIMED)):
+        texts = TIMED[number % len(TIMED)], properties, TIMED[0]
+        headers = [
+            SendMessageV2(topic="orders", queue_id=number % 4, producer_group="g", properties=each) for each in texts
+        ]
+        frames = [
+            b"".join(encode_request(RequestCode.SEND_MESSAGE_V2, header, b"%d" % number, opaque=3 * number + place))
+            for place, header in enumerate(headers)
+        ]
+        reads.append(b"".join(frames))
+    await check_same(tmp_path, reads, plain_min=10, timed_min=200)
 
 
 async def test_a_full_lane_refuses_as_many_of_a_run_as_of_single_sends(tmp_path: Path) -> None:
@@ -579,7 +649,7 @@ async def test_senders_of_a_run_that_wait_get_the_answers_that_they_would_get_al
             mock.patch.object(batch, "HAS_NATIVE", is_native),
             mock.patch.object(index, "HAS_NATIVE", is_native),
         ):
-            replies, counted, taken = await fed_with(tmp_path / name, reads, answer)
+            replies, counted, taken, _ = await fed_with(tmp_path / name, reads, answer)
         assert is_native == (taken > 100)
         codes = {each.code for data in replies for each in FrameDecoder().feed(data) if isinstance(each, Response)}
         assert (answer is keep_up) == (ResponseCode.FLUSH_SLAVE_TIMEOUT not in codes)

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from ternmq.delay.delivery import BATCH_BYTES
+from ternmq.delay.entry_records import EntryRecords
+from ternmq.delay.hour_files import HourFiles, IndexLine
 from ternmq.delay.settling import SpecialEntries
+from ternmq.delay.wheel import HourWheel
 from ternmq.errors import StoreError
 from ternmq.testing.disk import SimulatedFile
 from ternmq.wire.properties import find, parse
@@ -114,10 +117,10 @@ def test_thousands_that_take_back_hold_up_no_other_message(monkeypatch: pytest.M
     looks = 0
     settle_one = SpecialEntries._settle_one
 
-    def counted(*args: Any) -> None:
+    def counted(*args: Any) -> int:
         nonlocal looks
         looks += 1
-        settle_one(*args)
+        return settle_one(*args)
 
     monkeypatch.setattr(SpecialEntries, "_settle_one", counted)
 
@@ -137,6 +140,41 @@ def test_thousands_that_take_back_hold_up_no_other_message(monkeypatch: pytest.M
         assert [b"other", b"0"] == came(world)
 
     run(program)
+
+
+def test_large_messages_of_a_slot_are_looked_at_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I2, I3: what is read for the special entries of a slot in one turn of the loop is bounded by bytes, too."""
+    limit_bytes, body_bytes = 100_000, 20_000
+    monkeypatch.setattr("ternmq.delay.settling._COMPARED_BYTES", limit_bytes)
+    turns: list[int] = []
+    go_on, read = SpecialEntries.go_on, EntryRecords.read
+
+    def counted_read(self: EntryRecords, files: HourFiles, entry: IndexLine) -> Record | None:
+        if turns:
+            turns[-1] += entry.size
+        return read(self, files, entry)
+
+    def counted_turn(self: SpecialEntries, files: HourFiles, wheel: HourWheel) -> None:
+        turns.append(0)
+        go_on(self, files, wheel)
+
+    monkeypatch.setattr(EntryRecords, "read", counted_read)
+    monkeypatch.setattr(SpecialEntries, "go_on", counted_turn)
+
+    async def program(world: TimerWorld) -> None:
+        due = str(world.clock.now_ms() + 60_000)
+        for number in range(40):
+            put(world, b"%d" % number * body_bytes, TIMER_DELIVER_MS=due, UNIQ_KEY=f"K{number}")
+        for number in range(30):
+            body = b"x" * body_bytes
+            put(world, body, TIMER_DELIVER_MS=due, UNIQ_KEY=f"D{number}", TIMER_DEL_UNIQKEY=f"K{number}")
+        await asyncio.sleep(5)
+        assert 10 == world.schedule.waiting
+
+    run(program)
+    # Each message is read once, and each that takes back twice.
+    assert sum(turns) > 100 * body_bytes
+    assert max(turns) < limit_bytes + 3 * body_bytes
 
 
 def test_what_takes_back_too_late_is_not_counted_as_waiting() -> None:

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ternmq.delay import delivery, hour_files
+from ternmq.delay import delivery, hour_files, schedule_log
 from ternmq.delay import timer as timer_module
 from ternmq.delay.hour_files import ENTRY_BYTES
 from ternmq.delay.quick import DueRewriter, Spans
+from ternmq.delay.schedule_log import ScheduleLog
 from ternmq.delay.timer import Timer
 from ternmq.errors import TernError
 from ternmq.kernels import HAS_NATIVE
@@ -27,8 +28,9 @@ from ternmq.wire.record import pack_host
 from tests.delay.timers import ROOT, TimerWorld
 from tests.delay.world import in_virtual_time
 from tests.manual_clock import ManualClock
+from tests.store.derived.test_follower import sent_by
 from tests.store.log.test_put_all import content
-from tests.store.small import BORN
+from tests.store.small import BORN, draft
 
 pytestmark = pytest.mark.skipif(not HAS_NATIVE, reason="the compiled kernels are not installed")
 
@@ -120,12 +122,77 @@ def test_the_files_are_those_of_the_python_version(messages: list[tuple[object, 
     """Over the ends of segments, with records of any kind in between, from the log and from the files of the hour."""
     by_kernel = in_virtual_time(files_after(messages, from_log=from_log))
     with ExitStack() as stack:
-        for module in (delivery, hour_files, timer_module, follower, index):
+        for module in (delivery, hour_files, timer_module, schedule_log, follower, index):
             stack.enter_context(mock.patch.object(module, "HAS_NATIVE", False))
         by_python = in_virtual_time(files_after(messages, from_log=from_log))
         stack.enter_context(mock.patch.object(delivery, "quick_delivery", return_value=None))
         the_long_way = in_virtual_time(files_after(messages, from_log=from_log))
     assert the_long_way == by_python == by_kernel
+
+
+def copies_of(messages: list[tuple[object, ...]], cuts: list[int]) -> list[object]:
+    """Files of a master that let messages wait, of a replica that got its log in pieces, and of a master that died
+    before it had written any of them, and folds its log again."""
+
+    async def program() -> list[object]:
+        world = TimerWorld(mapped_file_size_commit_log=8192, max_index_num=1000, max_hash_slot_num=100)
+        replica = TimerWorld(mapped_file_size_commit_log=8192, max_index_num=1000, max_hash_slot_num=100)
+        for each in (world, replica):
+            each.start()
+            await each._tasks.close()
+        for number, message in enumerate(messages):
+            put(world, number, message)
+            world.store.put(draft("plain", number % 2, b"between", KEYS="k"))
+        data = sent_by(world.store)
+        at = 0
+        for length_bytes in [*cuts, len(data)]:
+            piece = data[at : at + length_bytes]
+            if piece:
+                replica.store.append_raw(at, piece)
+                replica.store.follow(60.0)
+                at += length_bytes
+        replica.store.stop_following()
+        found: list[object] = []
+        for each in (world, replica):
+            waiting = dict(each.schedule.topics_waiting)
+            if each is world:
+                each.disk.die()
+                each.start()
+                await each._tasks.close()
+                assert waiting == each.schedule.topics_waiting
+            each.store.close()
+            each.schedule.close()
+            contents = content(each.disk, ROOT / "schedule") | content(each.disk, ROOT / "consumequeue")
+            found.append((waiting, {path: data for path, data in contents.items() if path.name != "position"}))
+        return found
+
+    return in_virtual_time(program())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(drafts, max_size=30), st.lists(st.integers(1, 3_000), max_size=6))
+@example([(("orders", 0, 500 - number, "TAGS\x01a\x02"), b"hello", BORN, 0, 0) for number in range(30)], [])
+def test_recovery_and_a_replica_fold_what_the_master_folded(
+    messages: list[tuple[object, ...]], cuts: list[int]
+) -> None:
+    """C5, C8, I2: by the kernel, which takes many records at once, as without it; records of any kind in between."""
+    by_kernel = copies_of(messages, cuts)
+    with ExitStack() as stack:
+        for module in (hour_files, timer_module, schedule_log, follower, index):
+            stack.enter_context(mock.patch.object(module, "HAS_NATIVE", False))
+        by_python = copies_of(messages, cuts)
+    assert by_python == by_kernel
+    assert by_kernel[0] == by_kernel[1]
+
+
+def test_a_replica_folds_messages_that_wait_many_at_once() -> None:
+    """C8: recovery and a replica give the first to ``fold``; the master here stored all of them one by one."""
+    messages: list[tuple[object, ...]] = [
+        (("orders", 0, 500 - number, ""), b"hello", BORN, 0, 0) for number in range(20)
+    ]
+    with mock.patch.object(ScheduleLog, "fold", autospec=True, side_effect=ScheduleLog.fold) as fold:
+        copies_of(messages, [])
+    assert 20 + 1 + 1 == fold.call_count
 
 
 def test_ordinary_messages_are_delivered_by_the_kernel() -> None:

@@ -93,6 +93,9 @@ class WaitingPart:
         else:
             self._add((fact.log_offset, fact.size, closed, -1))
 
+    def fold_run(self, entries: bytes, data: memoryview, begin: int) -> int:
+        return 0
+
     def fold_closings(self, closings: Closings) -> None:
         marks = list(_MARK.iter_unpack(closings.marks))
         ends = [*(closing for closing, _ in marks[1:]), closings.end_offset]

@@ -205,6 +205,11 @@ class HourFiles:
         return self._index.length_bytes // ENTRY_BYTES
 
     @property
+    def records_end(self) -> int:
+        """Length of the file of records: where the next one begins."""
+        return self._records.length_bytes
+
+    @property
     def closed_count(self) -> int:
         return self._closed.length_bytes // MARK_BYTES
 
@@ -236,6 +241,12 @@ class HourFiles:
         self._index.buffer += line + _pack_crc(crc32(line))
         records.buffer += record
         self.last_offset = log_offset
+
+    def add_all(self, lines: bytes, records: bytes, last_offset: int) -> None:
+        """``add`` for many: lines of the index, made for records that begin at ``records_end``, and the records."""
+        self._index.buffer += lines
+        self._records.buffer += records
+        self.last_offset = last_offset
 
     def close(self, *, closing: int, closed: int) -> None:
         """Note that the record at ``closing`` closes the one at ``closed``."""

@@ -52,6 +52,7 @@ from ternmq.delay.hour_files import (
 )
 from ternmq.delay.rocketmq_timer import WHEEL_FILES, Handover, read_handover, write_handover
 from ternmq.errors import CorruptRecord
+from ternmq.kernels import HAS_NATIVE, native
 from ternmq.message import Property
 from ternmq.names import WHEEL_TOPIC
 from ternmq.store.derived.fact import Fact
@@ -60,6 +61,7 @@ from ternmq.store.derived.queue_files import FilePool
 from ternmq.store.disk.base import Disk
 from ternmq.wire import properties as props
 from ternmq.wire.ids import java_hash
+from ternmq.wire.layouts.queue_entry import ENTRY
 from ternmq.wire.record import unpack_record
 
 log = logging.getLogger(__name__)
@@ -85,7 +87,9 @@ _delete_key = props.getter(Property.TIMER_DELETE_KEY)
 _WAITS: Final = EntryKind.WAITS
 _TAKES_BACK: Final = Property.TIMER_DELETE_KEY
 _ROLLED: Final = Property.TIMER_ROLL_TIMES
-#: Told the due time of each message that is folded.
+#: The timer topic as records have it.
+_TOPIC_FIELD: Final = bytes((len(WHEEL_TOPIC),)) + WHEEL_TOPIC.encode()
+#: Told the due time of each message that is folded, or the first of several.
 Ring = Callable[[int], object]
 
 
@@ -258,6 +262,28 @@ class ScheduleLog:
         if self._buffered_bytes >= BUFFER_BYTES:
             self._relieve()
         self._ring(due_ms)
+
+    def fold_run(self, entries: bytes, data: memoryview, begin: int) -> int:
+        """Take in records of the timer topic, by their queue entries: as many as a kernel understands."""
+        if not HAS_NATIVE or self.handover.read_time_ms:
+            return 0
+        # Before they are taken in: then what is left in memory is no more than one run beyond the limit.
+        self._relieve()
+        taken, grown, topics, first_due_ms = native.fold_waiting(data, begin, entries, _TOPIC_FIELD, self._hours)
+        if not taken:
+            return 0
+        self._note_fold(ENTRY.unpack_from(entries)[0])
+        self._last_folded = ENTRY.unpack_from(entries, (taken - 1) * ENTRY.size)[0]
+        for hour, lines, records, last_offset in grown:
+            files = self._hours.get(hour) or self._files(hour)
+            files.add_all(lines, records, last_offset)
+            self._dirty[hour] = files
+            self._buffered_bytes += len(lines) + len(records)
+        for topic, count in topics:
+            self._count(topic, count)
+        if first_due_ms is not None:
+            self._ring(first_due_ms)
+        return taken
 
     def fold_closing(self, fact: Fact, closed: int) -> None:
         """Take in a record that delivers or takes back another one."""
@@ -511,8 +537,8 @@ class ScheduleLog:
                     self._uncount(self._topic_of(files, entry))
                     self._buffer(files, MARK_BYTES)
 
-    def _count(self, topic: str) -> None:
-        self.topics_waiting[topic] = self.topics_waiting.get(topic, 0) + 1
+    def _count(self, topic: str, count: int = 1) -> None:
+        self.topics_waiting[topic] = self.topics_waiting.get(topic, 0) + count
 
     def _uncount(self, topic: str, count: int = 1) -> None:
         left = self.topics_waiting.get(topic, 0) - count

@@ -18,8 +18,10 @@ from ternmq.delay.wheel import HourWheel
 from ternmq.message import Property
 from ternmq.wire import properties as props
 
-#: Entries of a slot that are compared with what takes back, before other work gets its turn: some 3 ms.
+#: Entries of a slot that are compared with what takes back, before other work gets its turn, and bytes of their
+#: records, which are read for that: some 3 ms.
 _COMPARED: Final = 500
+_COMPARED_BYTES: Final = 1 << 20
 #: Characters of keys that are looked for with one look at the messages of a slot.
 _WANTED_MAX: Final = 1 << 20
 #: Higher than any number of an entry.
@@ -30,6 +32,24 @@ _KEY_COST: Final = 200
 _real_topic = props.getter(Property.REAL_TOPIC)
 _unique_key = props.getter(Property.UNIQUE_KEY)
 _delete_key = props.getter(Property.TIMER_DELETE_KEY)
+
+
+class _Turn:
+    """How much was done since other work had its turn."""
+
+    __slots__ = ("_bytes", "_entries")
+
+    def __init__(self) -> None:
+        self._entries = self._bytes = 0
+
+    def is_over(self, read_bytes: int = 0) -> bool:
+        """Whether another entry, for which so many bytes were read, is the last of this turn."""
+        self._entries += 1
+        self._bytes += read_bytes
+        if self._entries < _COMPARED and self._bytes < _COMPARED_BYTES:
+            return False
+        self._entries = self._bytes = 0
+        return True
 
 
 class SpecialEntries:
@@ -60,13 +80,14 @@ class SpecialEntries:
     def _settle_hour(self, files: HourFiles, wheel: HourWheel) -> Iterator[None]:
         """Settle the special entries that are there now, slot by slot; gives way to other work now and then."""
         slots: dict[int, list[int]] = {}
-        for count, number in enumerate(list(wheel.special), 1):
+        turn = _Turn()
+        for number in list(wheel.special):
             entry = files.entry(number)
             if entry is not None:
                 slots.setdefault(entry.slot_ms, []).append(number)
             else:
                 del wheel.special[number]
-            if count % _COMPARED == 0:
+            if turn.is_over():
                 yield
         for count, (slot_ms, numbers) in enumerate(slots.items()):
             if count:
@@ -80,30 +101,33 @@ class SpecialEntries:
         #: By topic and key: messages with a lower number than this are closed.
         wanted: dict[tuple[str | None, str], int] = {}
         settled: list[tuple[int, IndexLine]] = []
-        length = 0
+        length, turn = 0, _Turn()
         while numbers and length <= _WANTED_MAX:
             number = numbers.pop()
             entry = files.entry(number)
+            read_bytes = 0
             if entry is not None and not wheel.is_closed(number):
+                read_bytes = entry.size
                 for name in self._settled_names(files, entry):
                     wanted[name] = max(wanted.get(name, 0), _ALL if entry.kind == EntryKind.TAKES_BACK else number)
                     length += len(name[1]) + _KEY_COST
             if entry is not None:
                 settled.append((number, entry))
-            if not len(settled) % _COMPARED:
+            if turn.is_over(read_bytes):
                 yield
         hashes = {entry.topic_hash for _, entry in settled}
-        for count, other in enumerate(wheel.in_slot(slot_ms) if wanted else (), 1):
-            self._settle_one(files, wheel, other, slot_ms, hashes, wanted)
-            if not count % _COMPARED:
+        for other in wheel.in_slot(slot_ms) if wanted else ():
+            if turn.is_over(self._settle_one(files, wheel, other, slot_ms, hashes, wanted)):
                 yield
-        for count, (number, entry) in enumerate(settled, 1):
+        for number, entry in settled:
+            read_bytes = 0
             if entry.kind == EntryKind.TAKES_BACK and not wheel.is_closed(number):
+                read_bytes = entry.size
                 self._records.close(entry, self._records.read(files, entry), SETTLED)
                 wheel.give_up(number)
             # Not before: a full disk makes it try again.
             wheel.special.pop(number, None)
-            if not count % _COMPARED:
+            if turn.is_over(read_bytes):
                 yield
 
     def _settled_names(self, files: HourFiles, entry: IndexLine) -> Iterator[tuple[str | None, str]]:
@@ -127,7 +151,8 @@ class SpecialEntries:
         slot_ms: int,
         hashes: Container[int],
         wanted: Mapping[tuple[str | None, str], int],
-    ) -> None:
+    ) -> int:
+        """Close a message if it is wanted; how many bytes were read for that."""
         entry = files.entry(number)
         if (
             entry is None
@@ -136,12 +161,13 @@ class SpecialEntries:
             or entry.topic_hash not in hashes
             or entry.kind == EntryKind.TAKES_BACK
         ):
-            return
+            return 0
         record = self._records.read(files, entry)
         if record is None:
-            return
+            return entry.size
         below = wanted.get((_real_topic(record.properties), _unique_key(record.properties) or ""))
         if below is not None and number < below:
             self._records.close(entry, record, RECALLED if below == _ALL else SETTLED)
             # At once: the mark is read in a later turn, and another entry may name the same message.
             wheel.give_up(number)
+        return entry.size

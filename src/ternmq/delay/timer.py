@@ -16,10 +16,11 @@ commit would come after its time) or together with a delay level. The codes are 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ternmq import names
 from ternmq.delay.due import AskedTime, Waiting, asked_time, is_relative, slot_of
+from ternmq.delay.runs import TimedRuns
 from ternmq.env import Clock
 from ternmq.errors import MessageIllegal, SystemFailure
 from ternmq.kernels import HAS_NATIVE, native
@@ -29,6 +30,9 @@ from ternmq.store.log.draft import Draft
 from ternmq.wire import properties as props
 from ternmq.wire.recall import handle_text
 from ternmq.wire.record import Sysflag
+
+if TYPE_CHECKING:
+    from ternmq.store.log.run import Packer
 
 #: What reveals a message with a delivery time in the text of its properties (``Intake``).
 MARKS: Final = ("TIMER_", Property.START_DELIVER_TIME)
@@ -63,6 +67,12 @@ class Timer:
         self._announce = announce
         #: The draft that was last redirected, its own topic, and its slot.
         self._last: tuple[Draft | None, str, int] = (None, "", 0)
+
+    def runs(self, put: Callable[[Packer], bool]) -> TimedRuns | None:
+        """What does the same for sends of one read, with ``RunWriter.put_packed``; None if no times are accepted."""
+        if not self._is_enabled:
+            return None
+        return TimedRuns(put, broker_name=self._broker_name, max_delay_ms=self._max_delay_ms)
 
     def redirect(self, draft: Draft) -> None:
         """Let a draft with a delivery time wait in the timer topic.

@@ -147,7 +147,9 @@ class MessageStore:
         )
         #: Append sends of one read, as far as they are plain. See ``RunWriter.put``.
         self.put_run = self._runs.put
-        #: What ``put_run`` needs to know of all sends. See ``RunWriter.terms``.
+        #: Append records that a kernel makes of such sends. See ``RunWriter.put_packed``.
+        self.put_packed = self._runs.put_packed
+        #: What both need to know of all sends. See ``RunWriter.terms``.
         self.run_terms = self._runs.terms
         self._query = Query(
             config, loaded.disk, self._log, self._queues, self._index, self._pending, memory_bytes=_memory_bytes()

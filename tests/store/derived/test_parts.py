@@ -45,6 +45,9 @@ class Folding:
     def fold_closing(self, fact: Fact, closed: int) -> None:
         self.closed.append((fact.log_offset, closed))
 
+    def fold_run(self, entries: bytes, data: memoryview, begin: int) -> int:
+        return 0
+
     def fold_closings(self, closings: Closings) -> None:
         self.closed += struct.Struct(">qq").iter_unpack(closings.marks)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ternmq.broker.config import BrokerConfig
 from ternmq.broker.flow import SEND
-from ternmq.broker.services.sending import Sending, Sent
+from ternmq.broker.services.sending import RunForms, Sending, Sent
 from ternmq.kernels import HAS_NATIVE, native
 from ternmq.message import Property
 from ternmq.net.gate import Action, Rule, check_record
@@ -48,10 +48,13 @@ class SendReplies:
         plain = ReplyTemplate(constant, holes)
         #: A whole frame, from log offset, queue id, queue offset, unique key and opaque.
         self.fill = plain.fill
-        #: The same for a kernel.
-        self.form = native.ReplyForm(plain.parts()) if HAS_NATIVE else None
+        delayed = ReplyTemplate(constant, {**holes, "recallHandle": "%b"})
         #: The same with a recall handle in front of the opaque.
-        self.fill_delayed = ReplyTemplate(constant, {**holes, "recallHandle": "%b"}).fill
+        self.fill_delayed = delayed.fill
+        #: Both for kernels.
+        self.forms = (
+            RunForms(native.ReplyForm(plain.parts()), native.ReplyForm(delayed.parts())) if HAS_NATIVE else None
+        )
 
     def message_id(self, log_offset: int) -> str:
         return f"{self._id_prefix}{log_offset:016X}"
@@ -130,14 +133,14 @@ class SendHandlers:
 
     def takes_runs(self) -> bool:
         """Whether runs of sends can be taken now (``runs.RunHandler``)."""
-        return self._replies.form is not None and self._sending.takes_runs()
+        return self._replies.forms is not None and self._sending.takes_runs()
 
     def run(self, peer: Peer, sends: Sends, first: int) -> tuple[int, bytes]:
         """Store sends of one read, as far as they are plain (``runs.RunHandler``)."""
-        form = self._replies.form
-        if form is None:
+        forms = self._replies.forms
+        if forms is None:
             return first, b""
-        return self._sending.send_run(peer, sends, first, form, partial(_HeldReplies, peer))
+        return self._sending.send_run(peer, sends, first, forms, partial(_HeldReplies, peer))
 
     def send_back(self, peer: Peer, request: Request[SendBack]) -> Reply | Awaitable[Reply]:
         """Store a copy of a record for a later attempt (H1), now or when the disk has brought it."""

@@ -14,7 +14,7 @@ store keeps the senders in order, and one timer here watches the first deadline.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from ternmq.broker.config import BrokerConfig
@@ -55,6 +55,7 @@ class Intake:
         self._run_terms = store.run_terms
         #: Make records of sends of one read, at most ``run_room``; see ``RunWriter.put``.
         self.store_run = store.put_run
+        self.store_packed = store.put_packed
         #: Tells by ``is_awaited`` whether a sender has to wait for ``when_safe``.
         self.safety = store.safety
         #: By mark, in order.
@@ -135,12 +136,18 @@ class Intake:
             return 0
         return max(min(self._waiting_max - safety.waiting, safety.room(), RUN_SENDS_MAX), 0)
 
-    def run_terms(self, more_properties: bytes, marks: Sequence[str]) -> SendTerms | None:
-        """What runs share, with the marks of the redirects; None if there can be none (``RunWriter.terms``)."""
+    def run_terms(
+        self, more_properties: bytes, marks: Sequence[str], *, passing: Collection[str] = ()
+    ) -> SendTerms | None:
+        """What runs share, with the marks of the redirects; None if there can be none (``RunWriter.terms``).
+
+        Messages with the marks ``passing`` are meant, and a kernel does what their redirect would do.
+        """
         own = [mark.encode() for mark, _ in self._redirects]
         if any(mark in more_properties for mark in own):
             # A redirect looks at every message then.
             return None
+        own = [mark.encode() for mark, _ in self._redirects if mark not in passing]
         return self._run_terms(more_properties, [*own, *(mark.encode() for mark in marks)])
 
     def when_safe(self, end_offset: int, answer: Answer) -> None:

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 from ternmq import names
 from ternmq.broker.config import WRITE, BrokerConfig
@@ -93,6 +93,14 @@ Sent: TypeAlias = tuple[int, int, int, int, str, bool, str | None]
 Hold: TypeAlias = Callable[[bytes, bytes], WaitingRun]
 
 
+class RunForms(NamedTuple):
+    """What the replies to the sends of a run are made of."""
+
+    plain: ReplyForm
+    #: With a recall handle.
+    timed: ReplyForm
+
+
 class Origin(Protocol):
     """Where a message comes from. A connection (``net.peer.Peer``) is one."""
 
@@ -134,6 +142,7 @@ class Sending:
         self._count = stats.put
         self._quotas = quotas
         self._handle = timer.handle
+        self._timed_runs = timer.runs(intake.store_packed)
         self._new_unique_key = new_unique_key
         self._random = choice
         #: Queues of the topics to which a message can go without further questions.
@@ -157,6 +166,7 @@ class Sending:
         marks = (_CLUSTER, _POP_CHECKPOINT, _TRANSIENT)
         self._run_terms = self._intake.run_terms(self._own_properties_data, marks)
         self._waiting_terms = self._intake.run_terms(self._own_properties_data, (*marks, _NO_WAIT))
+        self._timed_terms = self._intake.run_terms(self._own_properties_data, marks, passing=TIMER_MARKS)
         self._plain_queues.clear()
 
     def topic_changed(self, _config: TopicConfig | None) -> None:
@@ -234,26 +244,37 @@ class Sending:
         """Whether ``send_run`` can be of use now."""
         return self._run_terms is not None and bool(self._plain_queues)
 
-    def send_run(self, origin: Origin, sends: Sends, first: int, form: ReplyForm, held: Hold) -> tuple[int, bytes]:
-        """Store sends of one read from number ``first`` on, as far as they take the short way of ``send``.
+    def send_run(self, origin: Origin, sends: Sends, first: int, forms: RunForms, held: Hold) -> tuple[int, bytes]:
+        """Store sends of one read from number ``first`` on, as far as they take the short way of ``send``: plain ones,
+        and those with a delivery time that is plain, too.
 
-        The number of the first that is not stored, and the replies to all others, made by ``form``. Where senders wait,
-        these go to ``held`` instead, and to the senders later. What raises in ``send`` is never stored here.
+        The number of the first that is not stored, and the replies to all others, made by ``forms``. Where senders
+        wait, these go to ``held`` instead, and to the senders later. What raises in ``send`` is never stored here.
         """
+        number, count, replies = first, sends.count, b""
+        while number < count:
+            begin = number
+            number, made = self._store_plain(origin, sends, number, forms.plain, held)
+            replies += made
+            if number < count:
+                number, made = self._store_timed(origin, sends, number, forms.timed)
+                replies += made
+            if number == begin:
+                break
+        return number, replies
+
+    def _is_plain(self, topic: str, queue_id: int) -> bool:
+        return 0 <= queue_id < self._plain_queues.get(topic, 0)
+
+    def _store_plain(self, origin: Origin, sends: Sends, first: int, form: ReplyForm, held: Hold) -> tuple[int, bytes]:
+        """``send_run`` for those without a delivery time that come first."""
         safety = self._safety
         terms = self._waiting_terms if safety.is_awaited and not safety.is_required else self._run_terms
         room = self._intake.run_room()
         if terms is None or not room:
             return first, b""
-        plain_queues = self._plain_queues
         placed = self._intake.store_run(
-            sends,
-            first,
-            lambda topic, queue_id: 0 <= queue_id < plain_queues.get(topic, 0),
-            count_max=room,
-            terms=terms,
-            form=form,
-            born_host=origin.host,
+            sends, first, self._is_plain, count_max=room, terms=terms, form=form, born_host=origin.host
         )
         if placed is None:
             return first, b""
@@ -263,6 +284,18 @@ class Sending:
         if placed.ends and safety.is_awaited:
             self._intake.when_all_safe(held(placed.replies, placed.ends))
             return placed.next, b""
+        return placed.next, placed.replies
+
+    def _store_timed(self, origin: Origin, sends: Sends, first: int, form: ReplyForm) -> tuple[int, bytes]:
+        """``send_run`` for those with a delivery time that come first."""
+        terms, runs, safety = self._timed_terms, self._timed_runs, self._safety
+        if terms is None or runs is None or safety.is_guarded or safety.is_awaited:
+            return first, b""
+        placed = runs.store(sends, first, self._is_plain, terms=terms, form=form, born_host=origin.host)
+        if placed is None:
+            return first, b""
+        for topic, count, body_bytes in placed.sent:
+            self._count(topic, count, body_bytes, calls=count)
         return placed.next, placed.replies
 
     def send_batch(self, origin: Origin, command: SendFields, body: Buffer) -> tuple[PlacedBatch, int, bool]:

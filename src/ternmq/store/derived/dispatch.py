@@ -30,9 +30,9 @@ from ternmq.store.derived.queue import ConsumeQueue
 from ternmq.store.derived.queues import ConsumeQueues
 from ternmq.store.durable.deleted import DeletedTopics
 from ternmq.store.log.made import Made
-from ternmq.wire.layouts.queue_entry import ENTRY
+from ternmq.wire.layouts.queue_entry import ENTRY, ENTRY_BYTES
 from ternmq.wire.properties import find
-from ternmq.wire.record import Record, Sysflag
+from ternmq.wire.record import Record, Sysflag, unpack_record
 from ternmq.wire.tags import TagsCodes
 
 if TYPE_CHECKING:
@@ -243,15 +243,40 @@ class Dispatcher:
                 self.on_arrival(queue.topic, queue.queue_id, queue.next_offset, tags_code, None)
 
     def fresh_run(self, run: SealedRun) -> None:
-        """Take in records of several queues that were just appended, or just confirmed."""
+        """Take in records of several queues that were just appended, or just confirmed. Not for queues whose entries
+        have due times or units beside them."""
         for part in run.parts:
             part.queue.extend(part.entries, part.log_end)
         if self._index is not None:
             self._index.add_made(run.keys, run.last_offset)
+        if self.parts is not None:
+            for queue, entries, log_end, _, _ in run.parts:
+                if queue.needs_facts:
+                    begin = ENTRY.unpack_from(entries)[0]
+                    with self.parts.view(begin, log_end - begin) as data:
+                        self.fold_run(queue.topic, entries, data, begin)
         if self.on_arrival is not None:
             for queue, _, _, _, tags in run.parts:
                 for tags_code, end_offset in tags:
                     self.on_arrival(queue.topic, queue.queue_id, end_offset, tags_code, None)
+
+    def fold_run(self, topic: str, entries: bytes, data: memoryview, begin: int) -> None:
+        """Give records to the further parts, by their new queue entries. ``data`` has the log from ``begin`` on."""
+        parts = self.parts
+        assert parts is not None, "no queue needs facts without further parts"
+        while entries:
+            entries = entries[parts.fold_run(topic, entries, data, begin) * ENTRY_BYTES :]
+            if entries:
+                # One that a part has to look at by itself.
+                log_offset, size, _ = ENTRY.unpack_from(entries)
+                at = log_offset - begin
+                with data[at : at + size] as record:
+                    parts.fold(self.fact(unpack_record(record)), record)
+                entries = entries[ENTRY_BYTES:]
+
+    def are_parts_at(self, topic: str, log_offset: int) -> bool:
+        """Whether all parts that need records of a topic have folded the log just up to ``log_offset``."""
+        return self.parts is None or self.parts.are_at(topic, log_offset)
 
     def fresh_rewrites(self, made: Made) -> None:
         """Take in records of any queues that were just appended, each closing another, by what a kernel made of them.
@@ -259,7 +284,7 @@ class Dispatcher:
         topics: dict[str, int] = {}
         for queue, entries, log_end, _ in made.runs:
             queue.extend(entries, log_end)
-            topics[queue.topic] = topics.get(queue.topic, 0) + len(entries) // ENTRY.size
+            topics[queue.topic] = topics.get(queue.topic, 0) + len(entries) // ENTRY_BYTES
         if self._index is not None:
             self._index.add_made(made.keys, int.from_bytes(made.marks[-16:-8], "big"))
         if self.parts is not None:

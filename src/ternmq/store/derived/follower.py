@@ -13,7 +13,8 @@ lengths whose properties or topic are zeros from there on. Such a record is torn
 written whole or not at all, so where one begins inside topic or properties it is looked at.
 
 Where there are compiled kernels, one of them walks over the ordinary records of a plain log, or of a Raft log that has
-checked its entries when they came (``Log.has_checked_leads``), and this loop gets what the kernel leaves.
+checked its entries when they came (``Log.has_checked_leads``), and this loop gets what the kernel leaves. On a plain
+log the kernel also takes records that further parts need, which get them by their queue entries.
 
 The log is read in pieces of a MiB, or 64 KiB in steps, as ``bytes``: slices of those cost half of what slices of a
 mapping do.
@@ -89,6 +90,8 @@ class Follower:
         self._check_crc = check_crc
         #: Length and topic as a record has them, and queue id → queue and topic; None: records take the long way.
         self._known: dict[tuple[bytes, int], tuple[ConsumeQueue, str] | None] = {}
+        #: The same for the kernel, which also takes records that further parts need.
+        self._scanned: dict[tuple[bytes, int], tuple[ConsumeQueue, str] | None] = {}
         self._tags_codes = TagsCodes()
         self._piece_bytes = _PIECE_BYTES
         self._unfolded: list[Fact] | None = None
@@ -161,6 +164,7 @@ class Follower:
     def forget_queues(self) -> None:
         """Look at all queues anew: some were removed."""
         self._known.clear()
+        self._scanned.clear()
 
     def cut(self, position: int) -> None:
         """The log ends at ``position`` now; what was folded lies before it."""
@@ -170,7 +174,7 @@ class Follower:
     def run_unfolded(self, on_progress: OnProgress | None = None) -> list[Fact]:
         """Go on to the log's end, fold nothing, and return what would have been."""
         # Without known queues all take the long way.
-        self._known.clear()
+        self.forget_queues()
         unfolded: list[Fact] = []
         self._unfolded = unfolded
         try:
@@ -265,12 +269,14 @@ class Follower:
             begin=piece.begin,
             has_headers=piece.form.is_raft,
             check_crc=self._check_crc,
-            known=self._known,
+            known=self._known if piece.form.is_raft else self._scanned,
             indexed=taken,
         )
         arrivals = self._arrivals
         for queue, entries, log_end, tags_codes in runs:
             queue.extend(entries, log_end)
+            if queue.needs_facts:
+                self._dispatcher.fold_run(queue.topic, entries, memoryview(piece.data), piece.begin)
             if arrivals is not None:
                 for tags_code in tags_codes:
                     arrivals[queue, tags_code] = None
@@ -328,11 +334,17 @@ class Follower:
             and queue.topic_part
             and queue.ext is None
             and not queue.has_due_times
-            and not queue.needs_facts
             and queue.topic not in self._deleted
             and not self._queues.has_light
         ):
-            self._known[queue.topic_part, queue.queue_id] = (queue, queue.topic)
+            key, known = (queue.topic_part, queue.queue_id), (queue, queue.topic)
+            if not queue.needs_facts:
+                self._known[key] = self._scanned[key] = known
+            elif queue.log_end == record.log_offset + record.size and self._dispatcher.are_parts_at(
+                queue.topic, queue.log_end
+            ):
+                # The kernel tells of records that are new to the queue. They are new to the parts, too.
+                self._scanned[key] = known
 
 
 def is_torn(data: bytes, record: Record, in_segment: int) -> bool:

@@ -40,6 +40,7 @@ from ternmq.errors import StoreError
 from ternmq.store.derived.fact import Fact
 from ternmq.store.disk.base import Disk
 from ternmq.store.log.draft import FIRST
+from ternmq.wire.layouts.queue_entry import ENTRY, ENTRY_BYTES
 
 
 class Closings(NamedTuple):
@@ -74,6 +75,14 @@ class Derived(Protocol):
 
     def fold(self, fact: Fact, record: memoryview) -> None:
         """Take in the next record of one of ``topics``; ``record`` is valid during the call only. Must be quick."""
+        ...
+
+    def fold_run(self, entries: bytes, data: memoryview, begin: int) -> int:
+        """``fold`` for many at once, by their queue entries; ``data`` has the log from ``begin`` on, during the call.
+
+        Returns how many were taken in, from the first on; ``fold`` gets the next one, and 0 leaves all to it. Raises
+        ``StoreError`` before it has taken in any.
+        """
         ...
 
     def fold_closing(self, fact: Fact, closed: int) -> None:
@@ -174,6 +183,10 @@ class Parts:
         """For each part, the log offset up to which it has folded the log, as far as records concerned it."""
         return tuple(feed.folded for feed in self._feeds)
 
+    def are_at(self, topic: str, log_offset: int) -> bool:
+        """Whether all parts that need records of a topic have folded the log just up to ``log_offset``."""
+        return all(feed.folded == log_offset for feed in self._feeds if topic in feed.topics)
+
     def cut(self, log_end: int) -> None:
         """Let no part know more than the log, durably: other records will stand there. Raises ``StoreError``."""
         ahead = [feed for feed in self._feeds if feed.folded > log_end]
@@ -186,6 +199,12 @@ class Parts:
             feed.part.synced(log_end)
 
     # --- Records ----------------------------------------------------------------------------------------------
+
+    def view(self, log_offset: int, length_bytes: int) -> memoryview:
+        """Bytes of the log: of one record, or of several that were appended at once."""
+        view = self._view(log_offset, length_bytes)
+        assert view is not None, "a record that is dispatched can be read"
+        return view
 
     def fold(self, fact: Fact, record: memoryview | None = None) -> None:
         """Give a record to the parts that need it and do not have it yet.
@@ -200,8 +219,7 @@ class Parts:
                 continue
             feed.folded = log_offset + size
             if is_folded:
-                view = record[:] if record is not None else self._view(log_offset, size)
-                assert view is not None, "a record that is dispatched can be read"
+                view = record[:] if record is not None else self.view(log_offset, size)
                 try:
                     # A part that keeps the view finds out at once.
                     with view:
@@ -213,6 +231,28 @@ class Parts:
                     feed.part.fold_closing(fact, closed if closed != FIRST else 0)
                 except StoreError as error:
                     self._on_trouble(error)
+
+    def fold_run(self, topic: str, entries: bytes, data: memoryview, begin: int) -> int:
+        """Give records of a topic to the parts that need them, by their queue entries. ``data`` has the log from
+        ``begin`` on. Returns how many of them need not be given to ``fold``, from the first on."""
+        count = done = len(entries) // ENTRY_BYTES
+        for feed in self._feeds:
+            if topic not in feed.topics:
+                continue
+            had = 0
+            while had < count and ENTRY.unpack_from(entries, had * ENTRY_BYTES)[0] < feed.folded:
+                had += 1
+            taken = 0
+            if had < count:
+                try:
+                    taken = feed.part.fold_run(entries[had * ENTRY_BYTES :], data, begin)
+                except StoreError as error:
+                    self._on_trouble(error)
+            if taken:
+                log_offset, size, _ = ENTRY.unpack_from(entries, (had + taken - 1) * ENTRY_BYTES)
+                feed.folded = log_offset + size
+            done = min(done, had + taken)
+        return done
 
     def fold_closings(self, closings: Closings) -> None:
         """Give records that were just appended to all parts."""

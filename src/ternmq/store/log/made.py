@@ -2,6 +2,8 @@
 
 The kernel packs whole records, one behind the other, and makes what is derived from them: queue entries, index entries
 and closing marks. ``RecordWriter.put_made`` seals and dispatches them in one piece.
+
+Sends of one read that become records of a queue other than their own (``RunWriter.put_packed``) have ``PackedRun``.
 """
 
 from __future__ import annotations

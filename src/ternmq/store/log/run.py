@@ -10,12 +10,13 @@ dispatched at once, or when the log confirms them (``store.log.pending``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from ternmq.kernels import HAS_NATIVE, native
 from ternmq.store.config import FlushDiskType, StoreConfig
 from ternmq.store.derived.queue import ConsumeQueue
+from ternmq.store.log.made import PackingRoom
 from ternmq.store.log.protocol import Log
 from ternmq.store.log.writer import RecordLimits
 from ternmq.wire.record import HOST_V4_BYTES, NO_HOST_FLAGS, Sysflag
@@ -62,6 +63,21 @@ class PlacedRun(NamedTuple):
     ends: bytes
 
 
+class PackedRun(NamedTuple):
+    """Records of a run that stand in the room for them."""
+
+    #: Log offset behind the last of them, and of the last.
+    end_offset: int
+    last_offset: int
+    parts: list[RunPart]
+    #: Index entries.
+    keys: bytes
+
+
+#: Packs records into a room; None if it packed none.
+Packer: TypeAlias = Callable[[PackingRoom], PackedRun | None]
+
+
 class RunWriter:
     """Belongs to the store's thread, like all that it writes to."""
 
@@ -69,7 +85,7 @@ class RunWriter:
         self,
         config: StoreConfig,
         log: Log,
-        table: Mapping[tuple[str, int], ConsumeQueue],
+        table: dict[tuple[str, int], ConsumeQueue],
         dispatch: Callable[[SealedRun], None],
         *,
         store_host: bytes,
@@ -88,6 +104,8 @@ class RunWriter:
         self._is_sync = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._wake = wake
         self._can_run = HAS_NATIVE and len(store_host) == HOST_V4_BYTES
+        #: Whether records of ``put_packed`` can be sealed and dispatched at once.
+        self._can_pack = log.confirms_at_once and not log.lead and not self._is_sync
 
     def terms(self, more_properties: bytes, marks: Sequence[bytes]) -> SendTerms | None:
         """What ``put`` needs to know of all sends: the properties that stand behind those of each, and texts in
@@ -151,3 +169,31 @@ class RunWriter:
         if self._is_sync:
             self._wake()
         return PlacedRun(number, parts, replies, ends)
+
+    def put_packed(self, pack: Packer) -> bool:
+        """Append and dispatch records that ``pack`` makes of a run.
+
+        False if it packed none, there is no room, or the log confirms later: nothing was stored.
+        """
+        window = self._log.window
+        log_offset, limit, base = window.at, window.limit, window.base
+        if limit <= log_offset or not self._can_pack:
+            return False
+        store_time_ms = self._now_ms()
+        packed = pack(
+            PackingRoom(
+                window.page,
+                log_offset - base,
+                limit - base,
+                log_offset,
+                store_time_ms,
+                self._store_host,
+                self._limits.record_bytes_max,
+                self._table,
+            )
+        )
+        if packed is None:
+            return False
+        self._log.seal(packed.end_offset, store_time_ms)
+        self._dispatch(SealedRun(packed.parts, packed.keys, packed.last_offset, packed.end_offset, store_time_ms))
+        return True
