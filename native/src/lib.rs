@@ -11,6 +11,7 @@ mod delivery;
 mod guard;
 mod index;
 mod json;
+mod packing;
 mod page;
 mod properties;
 mod record;
@@ -18,6 +19,7 @@ mod scan;
 mod sends;
 mod signed_sends;
 mod signing;
+mod stored;
 mod storing;
 mod timer;
 
@@ -30,9 +32,11 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(delivery::has_sound_entries, module)?)?;
     module.add_function(wrap_pyfunction!(index::index_entries, module)?)?;
     module.add_function(wrap_pyfunction!(index::index_put, module)?)?;
+    module.add_function(wrap_pyfunction!(packing::pack_batch, module)?)?;
     module.add_function(wrap_pyfunction!(scan::scan, module)?)?;
     module.add_function(wrap_pyfunction!(sends::parse_sends, module)?)?;
     module.add_class::<sends::Sends>()?;
+    module.add_function(wrap_pyfunction!(stored::read_rows, module)?)?;
     module.add_function(wrap_pyfunction!(storing::store_sends, module)?)?;
     module.add_class::<storing::SendTerms>()?;
     module.add_class::<storing::ReplyForm>()?;
