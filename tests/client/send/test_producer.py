@@ -298,15 +298,15 @@ async def test_a_message_with_a_fixed_queue_waits_for_its_busy_broker() -> None:
         assert 4 == sum(len(each.sends) for each in cluster.brokers)
 
 
-@pytest.mark.parametrize("sends", [1, 5])
-async def test_a_broker_that_stays_busy_is_the_reason_of_the_failure(sends: int) -> None:
-    """E1, E4: within the time limit; what waited for its turn says it, too."""
+async def test_a_broker_that_stays_busy_is_the_reason_of_the_failure() -> None:
+    """E1, E4: within the time limit, for what waits for its turn, too; only one may be on its way by then."""
     async with scripted_cluster() as cluster, producing(cluster) as producer:
+        await producer.send(order())
         cluster.broker.answers.extend([BUSY] * 10_000)
         failures = await asyncio.gather(
-            *(producer.send(order(number), timeout_ms=100) for number in range(sends)), return_exceptions=True
+            *(producer.send(order(number), timeout_ms=1_000) for number in range(9)), return_exceptions=True
         )
-        assert {SystemBusy} == set(map(type, failures))
+        assert {SystemBusy} <= set(map(type, failures)) <= {SystemBusy, CallTimeout}
 
 
 async def test_a_send_that_is_given_up_while_the_broker_is_busy_is_not_sent_again() -> None:

@@ -41,6 +41,7 @@ from ternmq.errors import (
     RouteMissing,
     SendFailed,
     ServiceNotAvailable,
+    SystemBusy,
     TernError,
     TooManyCalls,
 )
@@ -462,10 +463,11 @@ class OngoingSend:
     def expire(self) -> None:
         """The time for all attempts is over (``time_limits.Expiring``)."""
         self._attempts_left = 0
+        is_paced = self._pace is not None
         self._let_go()
         address, within = self._address, f"within {self._timeout_ms} ms"
-        if self._awaited and self._busy is not None:
-            self.failed(self._busy)
+        if is_paced:
+            self.failed(self._busy or SystemBusy(f"{self._awaited} {within}; send more slowly, or add a broker"))
         elif self._awaited:
             self.failed(CallTimeout(f"{self._awaited} {within}", address=address))
         else:
