@@ -147,9 +147,7 @@ async def tern_consume(run: Run) -> None:
         if run.got(len(messages)):
             ended.set()
 
-    consumer = PushConsumer(
-        run.group, on_messages, name_servers=run.address, start=StartPosition.FIRST, batch_max=32
-    )
+    consumer = PushConsumer(run.group, on_messages, name_servers=run.address, start=StartPosition.FIRST, batch_max=32)
     consumer.subscribe(BACKLOG)
     async with consumer:
         await ended.wait()

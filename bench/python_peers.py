@@ -36,8 +36,8 @@ import uvloop
 
 from bench.kafka import start_kafka
 from bench.python_clients import BACKLOG, FILLS, SENT, TIMED, WAYS, Run
-from tests.interop.rocketmq import free_port
 from ternmq import EmbeddedCluster
+from tests.interop.rocketmq import free_port
 
 _TARGET: Final = Path(__file__).parent / "java" / "target"
 _NATS: Final = "github.com/nats-io/nats-server/v2@v2.10.24"

@@ -216,8 +216,25 @@ class Odd:
     """Has the attributes of a message, with values of any kind."""
 
     def __init__(self, damage: Damage) -> None:
-        odd = ("a", "", "\ud800", "\x01", b"x", None, 0, -1, 2**31, 2**70, True, (), {}, {"a": 1}, {1: "a"}, [])
-        good = {"topic": "orders", "body": b"x", "properties": {"a": "b"}, "flag": 1, "delay_level": 0}
+        odd: tuple[Any, ...] = (
+            "a",
+            "",
+            "\ud800",
+            "\x01",
+            b"x",
+            None,
+            0,
+            -1,
+            2**31,
+            2**70,
+            True,
+            (),
+            {},
+            {"a": 1},
+            {1: "a"},
+            [],
+        )
+        good: dict[str, Any] = {"topic": "orders", "body": b"x", "properties": {"a": "b"}, "flag": 1, "delay_level": 0}
         good |= {"tags": "t", "keys": "k", "sharding_key": "", "wait_store_ok": True, "deliver_at": None, "delay": None}
         for name, value in good.items():
             setattr(self, name, damage.pick((*[value] * 40, *odd)))

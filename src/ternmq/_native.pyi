@@ -143,8 +143,8 @@ def pack_batch(
     that would be refused, or beyond ``body_bytes_max`` together.
     """
 
-#: Size, queue id, flag, queue offset, log offset, sysflag, born time, born host, store time, store host, reconsume times,
-#: prepared transaction offset, body, topic, properties.
+#: Size, queue id, flag, queue offset, log offset, sysflag, born time, born host, store time, store host, reconsume
+#: times, prepared transaction offset, body, topic, properties.
 _Row = tuple[int, int, int, int, int, int, int, bytes, int, bytes, int, int, bytes, str, bytes]
 
 def read_rows(data: bytes) -> tuple[list[_Row], int] | None:

@@ -1,8 +1,8 @@
 """Automatic batches: the shell around ``batch.Accumulator`` (E6).
 
-Each message that comes in gets a future. What has gathered goes out at the end of a turn of the loop, or with the answer
-to an earlier batch; ``auto_batch_wait_ms`` can make it wait for longer. The answer to a batch becomes a receipt for each
-message, with its own id and queue offset.
+Each message that comes in gets a future. What has gathered goes out at the end of a turn of the loop, or with the
+answer to an earlier batch; ``auto_batch_wait_ms`` can make it wait for longer. The answer to a batch becomes a receipt
+for each message, with its own id and queue offset.
 
 A batch fails as a whole. Where that would change what happens to a message, it is sent again alone: a broker that finds
 one message illegal refuses all that came with it.
@@ -24,6 +24,7 @@ Receipt = asyncio.Future[SendReceipt]
 #: Sends messages, with what their batch has in common, in so many ms, without waiting.
 SendTogether = Callable[[Sequence[Message], BatchKey, int], Receipt]
 
+_is_done: Final = asyncio.Future.done
 #: Time that a batch has waited is taken from its time limit in steps, as limits of one length share a timer.
 _STEP_MS: Final = 100
 
@@ -81,7 +82,7 @@ class Gatherer:
 
     def _send_batch(self, batch: OpenBatch[Receipt]) -> None:
         messages, waiters, key = batch.messages, batch.waiters, batch.key
-        if any([waiter.done() for waiter in waiters]):
+        if any(map(_is_done, waiters)):
             # Cancelled by their holders, before anything was sent.
             left = [number for number, waiter in enumerate(waiters) if not waiter.done()]
             messages, waiters = [messages[number] for number in left], [waiters[number] for number in left]

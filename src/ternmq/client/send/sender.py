@@ -136,7 +136,9 @@ class Sender:
                 f"{len(self.flying)} sends of {self._flying_bytes} bytes wait for an answer; await some of their "
                 "futures first, or raise async_bytes_max"
             )
-        sending = OngoingSend(self, outgoing, _ASYNC, retry if pick is None else _NO_RETRY, pick=pick, timeout_ms=timeout_ms)
+        sending = OngoingSend(
+            self, outgoing, _ASYNC, retry if pick is None else _NO_RETRY, pick=pick, timeout_ms=timeout_ms
+        )
         self.flying[sending] = None
         self._flying_bytes += body_bytes
         sending.begin()
