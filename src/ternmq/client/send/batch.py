@@ -88,7 +88,7 @@ class OpenBatch(Generic[T]):
         self.is_full = False
 
 
-class _Line(Generic[T]):
+class _Gathering(Generic[T]):
     """The batches of one key, oldest first; only the last one is open."""
 
     __slots__ = ("batches", "is_urgent", "key", "out")
@@ -119,16 +119,16 @@ class Accumulator(Generic[T]):
         self._wait_ms = wait_ms
         self._total_bytes = total_bytes
         self._alone_bytes = batch_bytes if alone_bytes is None else alone_bytes
-        self._lines: dict[tuple[object, ...], _Line[T]] = {}
+        self._lines: dict[tuple[object, ...], _Gathering[T]] = {}
         #: Lines that may have something to send.
-        self._changed: dict[_Line[T], None] = {}
+        self._changed: dict[_Gathering[T], None] = {}
         self._held_bytes = 0
 
     def add(self, key: tuple[str, MessageQueue | None, bool, int], message: Message, waiter: T, *, now_ms: int) -> None:
         """Take a message in; ``key`` has the fields of a ``BatchKey``."""
         line = self._lines.get(key)
         if line is None:
-            line = self._lines[key] = _Line(BatchKey(*key))
+            line = self._lines[key] = _Gathering(BatchKey(*key))
         message_bytes = packed_bytes(message)
         batches = line.batches
         batch = batches[-1] if batches else None
@@ -180,7 +180,7 @@ class Accumulator(Generic[T]):
         """When to ask for ``ready`` batches if nothing else happens before; None when nothing waits for its time."""
         return min((line.batches[0].opened_ms + self._wait_ms for line in self._changed if line.batches), default=None)
 
-    def _take(self, line: _Line[T]) -> OpenBatch[T]:
+    def _take(self, line: _Gathering[T]) -> OpenBatch[T]:
         batch = line.batches.popleft()
         line.out += 1
         self._held_bytes -= batch.total_bytes

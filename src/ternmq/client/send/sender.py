@@ -31,7 +31,7 @@ from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.connect.routes import TopicRoute
 from ternmq.client.send.hooks import SendContext, SendHook, SendMode, run_after, run_before
 from ternmq.client.send.outgoing import Outgoing, SendHeads
-from ternmq.client.send.pace import Pace
+from ternmq.client.send.pace import SendPace
 from ternmq.client.send.queue_choice import LatencyFaults, RoundRobin
 from ternmq.errors import (
     BrokerRefused,
@@ -90,7 +90,7 @@ class Sender:
         self.flying: dict[OngoingSend, None] = {}
         self._flying_bytes = 0
         #: By address, of brokers that were busy.
-        self.paces: dict[str, Pace] = {}
+        self.paces: dict[str, SendPace] = {}
         self._group = group
         self._clock = instance.env.clock
         self._turns = RoundRobin(instance.env.random)
@@ -216,7 +216,7 @@ class Sender:
         """A broker has refused a send because it is busy."""
         pace = self.paces.get(address)
         if pace is None:
-            pace = self.paces[address] = Pace(self.instance.env.random)
+            pace = self.paces[address] = SendPace(self.instance.env.random)
         now = self.now()
         if pace.busy(self._calls_to(address), now):
             asyncio.get_running_loop().call_later(pace.resume_at - now, self.release, address)
@@ -237,7 +237,7 @@ class Sender:
             if pace.is_over:
                 del self.paces[address]
 
-    def paced(self, address: str) -> Pace | None:
+    def paced(self, address: str) -> SendPace | None:
         """The pace of a broker to which nothing may be sent right now."""
         pace = self.paces.get(address)
         return None if pace is None or pace.admits(self._calls_to(address), self.now()) else pace
@@ -319,7 +319,7 @@ class OngoingSend:
         self._task: asyncio.Task[None] | None = None
         self._awaited = ""
         #: While a busy broker must be left alone, and what it said last.
-        self._pace: Pace | None = None
+        self._pace: SendPace | None = None
         self._busy: BrokerRefused | None = None
         #: Of attempts that failed: why, and the brokers that they went to.
         self._failures: tuple[BaseException, ...] = ()
