@@ -1,7 +1,8 @@
 """How fast a busy broker is sent to (E4): a window of sends on their way, and a pause that grows.
 
 A broker that refuses a send because it is busy has not stored it, so the send may go again, to the same queue, too. If
-all refused sends went again at once, the broker would only become busier. So each broker that was busy has a ``SendPace``:
+all refused sends went again at once, the broker would only become busier. So each broker that was busy has a
+``SendPace``:
 
 - it sends nothing for ``PAUSE_FIRST_S``, doubled with each further refusal up to ``PAUSE_MAX_S``, half of it at random;
 - of what was on its way, half is allowed afterwards, and a little more with each window that was answered well;
