@@ -33,9 +33,13 @@ from ternmq import (
     Message,
     PopConsumer,
     Producer,
+    ProducerConfig,
     PushConsumer,
     ReceivedMessage,
     StartPosition,
+    SyncLitePullConsumer,
+    SyncProducer,
+    SyncPushConsumer,
 )
 
 TOPIC: Final = "bench"
@@ -179,13 +183,119 @@ async def nowait(name_servers: str, meter: Meter) -> None:
             meter.seen(256)
 
 
+async def auto(name_servers: str, meter: Meter) -> None:
+    """256 tasks, each of which awaits one send after the other, with automatic batches."""
+
+    async def sender() -> None:
+        while not meter.ended.is_set():
+            await producer.send(Message("sent", BODY))
+            meter.seen()
+
+    config = ProducerConfig(auto_batch=True)
+    async with Producer("bench", name_servers=name_servers, config=config) as producer, asyncio.TaskGroup() as tasks:
+        for _ in range(256):
+            tasks.create_task(sender())
+
+
+async def lists(name_servers: str, meter: Meter) -> None:
+    """``send_batch`` of 100 messages, two at a time."""
+
+    async def sender() -> None:
+        while not meter.ended.is_set():
+            await producer.send_batch([Message("sent", BODY) for _ in range(100)])
+            meter.seen(100)
+
+    async with Producer("bench", name_servers=name_servers) as producer, asyncio.TaskGroup() as tasks:
+        for _ in range(2):
+            tasks.create_task(sender())
+
+
+# --- The synchronous classes, in a thread of their own ---------------------------------------------------------------
+
+
+async def sync_loop(name_servers: str, meter: Meter) -> None:
+    """``for`` over a synchronous push consumer."""
+
+    def run() -> None:
+        with SyncPushConsumer(group("sync-loop"), name_servers=name_servers, start=StartPosition.FIRST) as consumer:
+            consumer.subscribe(TOPIC)
+            for _ in consumer:
+                meter.seen()
+                if meter.left <= 0:
+                    break
+
+    await asyncio.to_thread(run)
+
+
+async def sync_poll(name_servers: str, meter: Meter) -> None:
+    """``poll`` of a synchronous lite pull consumer."""
+
+    def run() -> None:
+        config = LitePullConfig(start=StartPosition.FIRST)
+        with SyncLitePullConsumer(group("sync-poll"), name_servers=name_servers, config=config) as consumer:
+            consumer.subscribe(TOPIC)
+            while meter.left > 0:
+                meter.seen(len(consumer.poll()))
+
+    await asyncio.to_thread(run)
+
+
+async def sync_send(name_servers: str, meter: Meter) -> None:
+    """Sends of a synchronous producer, one after the other."""
+
+    def run() -> None:
+        with SyncProducer("bench", name_servers=name_servers) as producer:
+            while meter.left > 0:
+                producer.send(Message("sent", BODY))
+                meter.seen()
+
+    await asyncio.to_thread(run)
+
+
+async def sync_nowait(name_servers: str, meter: Meter) -> None:
+    """Sends of a synchronous producer without waiting, 256 at a time."""
+    await _sync_nowait(name_servers, meter, ProducerConfig())
+
+
+async def sync_auto(name_servers: str, meter: Meter) -> None:
+    """The same with automatic batches."""
+    await _sync_nowait(name_servers, meter, ProducerConfig(auto_batch=True))
+
+
+async def _sync_nowait(name_servers: str, meter: Meter, config: ProducerConfig) -> None:
+    def run() -> None:
+        with SyncProducer("bench", name_servers=name_servers, config=config) as producer:
+            while meter.left > 0:
+                for sent in [producer.send_nowait(Message("sent", BODY)) for _ in range(256)]:
+                    sent.result()
+                meter.seen(256)
+
+    await asyncio.to_thread(run)
+
+
+async def sync_lists(name_servers: str, meter: Meter) -> None:
+    """``send_batch`` of a synchronous producer, 100 messages each."""
+
+    def run() -> None:
+        with SyncProducer("bench", name_servers=name_servers) as producer:
+            while meter.left > 0:
+                producer.send_batch([Message("sent", BODY) for _ in range(100)])
+                meter.seen(100)
+
+    await asyncio.to_thread(run)
+
+
 def group(way: str) -> str:
     """A group that has consumed nothing yet: each measurement reads the whole backlog."""
     return f"{way}-{os.getpid()}"
 
 
 WAYS: Final[dict[str, Callable[[str, Meter], Awaitable[None]]]] = {
-    way.__name__: way for way in (listener, batches, threads, orderly, loop, poll, pop, send, flight, nowait)
+    way.__name__: way
+    for way in (
+        *(listener, batches, threads, orderly, loop, poll, pop, send, flight, nowait, auto, lists),
+        *(sync_loop, sync_poll, sync_send, sync_nowait, sync_auto, sync_lists),
+    )
 }
 
 
@@ -254,7 +364,7 @@ def main() -> None:
                 f"{version} {min(times):6.1f} (median {statistics.median(times):.1f})"
                 for version, times in taken.items()
             )
-            print(f"{way:10}{shown} µs", flush=True)
+            print(f"{way:12}{shown} µs", flush=True)
     finally:
         broker.terminate()
         broker.wait()

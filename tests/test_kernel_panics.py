@@ -174,7 +174,7 @@ def test_no_record_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[
     world.end()
     records = b"".join(map(bytes, found.buffers))
     size = len(records) // found.count
-    folded = waiting = 0
+    folded = waiting = read = 0
     for _ in range(ROUNDS):
         data, properties = (
             damage.of(records),
@@ -260,6 +260,58 @@ def test_no_record_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[
             begin_time_ms=damage.number(),
         )
         native.has_sound_entries(data)
+        rows = native.read_rows(data)
+        read += rows is not None and len(rows[0])
+    assert read, "some answers are still good"
     assert folded, "some records are still good"
     assert waiting, "some of them wait"
+    assert "" == capfd.readouterr().err
+
+
+class Odd:
+    """Has the attributes of a message, with values of any kind."""
+
+    def __init__(self, damage: Damage) -> None:
+        odd: tuple[Any, ...] = (
+            "a",
+            "",
+            "\ud800",
+            "\x01",
+            b"x",
+            None,
+            0,
+            -1,
+            2**31,
+            2**70,
+            True,
+            (),
+            {},
+            {"a": 1},
+            {1: "a"},
+            [],
+        )
+        good: dict[str, Any] = {"topic": "orders", "body": b"x", "properties": {"a": "b"}, "flag": 1, "delay_level": 0}
+        good |= {"tags": "t", "keys": "k", "sharding_key": "", "wait_store_ok": True, "deliver_at": None, "delay": None}
+        for name, value in good.items():
+            setattr(self, name, damage.pick((*[value] * 40, *odd)))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_no_message_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[str]) -> None:
+    """E6: batches that are packed."""
+    damage = Damage(seed)
+    packed = 0
+    for _ in range(ROUNDS):
+        messages: list[Any] = [Odd(damage) for _ in range(damage.pick((0, 1, 2, 5)))]
+        made = attempt(
+            native.pack_batch,
+            messages,
+            damage.pick(("P", "", "\x01")),
+            damage.number(),
+            namespace=damage.pick(("", "space", "\x02")),
+            body_bytes_max=damage.pick((0, 40, 1 << 20)),
+            reserved=frozenset({"KEYS"}),
+        )
+        packed += made is not None
+    assert packed, "some messages are still good"
     assert "" == capfd.readouterr().err

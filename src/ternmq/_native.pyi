@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Self, final
 
+from ternmq.message import Message
 from ternmq.types import Buffer
 from ternmq.wire.record import Page
 
@@ -136,6 +137,29 @@ class ReplyForm:
 def parse_sends(data: bytes, at: int, bytes_max: int, account: SignedSends | None = None) -> Sends | None:
     """The plain sends whose frames follow each other from ``at`` on; None if there is none. The run is bounded. With an
     ``account``, it ends before the first send that is not of its codes, or not signed by it."""
+
+def pack_batch(
+    messages: list[Message],
+    id_prefix: str,
+    number: int,
+    *,
+    namespace: str,
+    body_bytes_max: int,
+    reserved: frozenset[str],
+) -> tuple[bytes, list[str]] | None:
+    """The body of a batch of messages, and their unique ids: the prefix and numbers from ``number`` on.
+
+    None if one of them is not plain: of another topic, delayed, not ``wait_store_ok``, with several keys, with anything
+    that would be refused, or beyond ``body_bytes_max`` together.
+    """
+
+#: Size, queue id, flag, queue offset, log offset, sysflag, born time, born host, store time, store host, reconsume
+#: times, prepared transaction offset, body, topic, properties.
+_Row = tuple[int, int, int, int, int, int, int, bytes, int, bytes, int, int, bytes, str, bytes]
+
+def read_rows(data: bytes) -> tuple[list[_Row], int] | None:
+    """The fields of all records in an answer, and their sysflags or-ed; None unless all of them are usual ones
+    (``wire.stored``) without a ``TERN_BODY_ERROR``."""
 
 def timed(
     properties: str, topic: str, queue_id: int, now_ms: int, max_delay_ms: int

@@ -152,4 +152,5 @@ async def test_loads_tell_rates_members_and_lag(cluster: EmbeddedCluster, admin:
     assert all(one.time_ms and one.memory_bytes and not one.trouble for one in brokers)
     assert [("orders", 2)] == [(one.topic, one.messages) for one in topics if one.topic == "orders"]
     assert [("billing", 0, 1)] == [(one.group, one.members, one.lag) for one in groups if one.group == "billing"]
-    assert [] == await admin.topics.loads(count_max=0) == await admin.groups.loads(count_max=0)
+    assert not await admin.topics.loads(count_max=0)
+    assert not await admin.groups.loads(count_max=0)

@@ -64,7 +64,8 @@ def test_a_producer_has_rocketmqs_defaults() -> None:
     config = ProducerConfig()
     assert (3_000, 2, 2, False) == (config.send_timeout_ms, config.retries, config.async_retries, config.auto_batch)
     assert (4 * 1024 * 1024, 4_096) == (config.body_bytes_max, config.compress_from_bytes)
-    assert (32 * 1024, 10, 32 * 1024 * 1024) == (
+    # RocketMQ 5 waits for 10 ms; here what gathered goes with the next answer.
+    assert (32 * 1024, 0, 32 * 1024 * 1024) == (
         config.auto_batch_bytes,
         config.auto_batch_wait_ms,
         config.auto_batch_total_bytes,

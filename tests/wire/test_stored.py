@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from ternmq.errors import CorruptRecord
+from ternmq.kernels import HAS_NATIVE, native
 from ternmq.message import MessageQueue, ReceivedMessage
-from ternmq.wire import properties
+from ternmq.wire import properties, stored
 from ternmq.wire.compress import compress
 from ternmq.wire.record import Record, Sysflag, pack_host, pack_record, record_bytes, unpack_records
 from ternmq.wire.stored import StoredMessage, read_answer, read_stored
@@ -129,6 +133,35 @@ def test_a_damaged_answer_is_never_read_as_an_intact_one(data: st.DataObject) ->
     else:
         if fast is not None:
             assert [StoredMessage.of(record, "b") for record in records] == fast[0]
+
+
+@pytest.mark.skipif(not HAS_NATIVE, reason="the compiled kernels are not installed")
+@given(data=st.data())
+def test_the_kernel_reads_what_python_reads(data: st.DataObject) -> None:
+    """C1, C8, F1: the same values from the same bytes, damaged or not; only Python reads the reason of a damage."""
+    texts = (b"UNIQ_KEY\x01ID\x02", b"", b"TERN_BODY_ERROR\x01cut\x02", b"TAGS\x01\xff\x02")
+    answer = bytearray(b"".join(_packed(n, properties=data.draw(st.sampled_from(texts))) for n in range(3)))
+    for _ in range(data.draw(st.integers(0, 3))):
+        answer[data.draw(st.integers(0, len(answer) - 1))] = data.draw(st.integers(0, 255))
+    cut = bytes(answer[: data.draw(st.one_of(st.just(len(answer)), st.integers(0, len(answer))))])
+    read = native.read_rows(cut)
+    if read is None:
+        assert b"TERN_BODY_ERROR\x01" in cut or stored._read_rows(cut) is None
+    else:
+        assert stored._read_rows(cut) == read
+        with mock.patch.object(stored, "HAS_NATIVE", False):
+            pure = read_stored(cut, StoredMessage, "b", 1, 2)
+        assert pure == read_stored(cut, StoredMessage, "b", 1, 2)
+
+
+@pytest.mark.parametrize("has_native", [False, HAS_NATIVE])
+def test_the_reason_of_a_damage_goes_with_its_message_alone(has_native: bool) -> None:
+    """Issue 13, point 9: and not with its neighbours in the answer."""
+    answer = _packed(1) + _packed(2, properties=b"TERN_BODY_ERROR\x01cut\x02") + _packed(3)
+    with mock.patch.object(stored, "HAS_NATIVE", has_native):
+        read = read_stored(answer, StoredMessage, "b")
+    assert read is not None
+    assert ["", "cut", ""] == [message.body_error for message in read[0]]
 
 
 def test_properties_are_found_and_set_without_reading_all() -> None:

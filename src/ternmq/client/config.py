@@ -178,11 +178,12 @@ class ProducerConfig:
             of RocketMQ 4.9.4 and 5.2.0 read all three.
         compress_level: Level of the compression; a higher one is slower and gives smaller bodies.
         default_topic_queue_nums: Queues per broker of a topic that is created by its first message.
-        auto_batch: Whether messages of one topic are gathered into batches automatically.
-        auto_batch_bytes: An automatic batch is sent when it has this size.
-        auto_batch_wait_ms: An automatic batch is sent when it is this old, in ms.
-        auto_batch_total_bytes: Largest size of all messages that wait in automatic batches. Further messages are sent
-            at once, alone.
+        auto_batch: Whether messages of one topic that are sent while others are on their way go together, in batches.
+        auto_batch_bytes: Largest size of an automatic batch.
+        auto_batch_wait_ms: How long an automatic batch that is not full waits for more messages, in ms. 0: only while
+            earlier requests are on their way.
+        auto_batch_total_bytes: Largest size of all messages that wait in automatic batches. Beyond it they are sent,
+            however many requests are on their way.
         async_bytes_max: Largest size of all bodies of ``send_nowait`` that have no answer yet. Further calls raise
             ``TooManyCalls``.
         check_timeout_ms: How long the checker of transactions may take for one, in ms. After that the outcome counts as
@@ -208,7 +209,7 @@ class ProducerConfig:
     #: E6.
     auto_batch: bool = False
     auto_batch_bytes: int = 32 * 1024
-    auto_batch_wait_ms: int = 10
+    auto_batch_wait_ms: int = 0
     auto_batch_total_bytes: int = 32 * 1024 * 1024
     async_bytes_max: int = 100 * 1024 * 1024
     #: J2.
@@ -240,6 +241,8 @@ def _tls_of_environment() -> TlsConfig | bool:
 def _check_positive(config: ClientConfig | ProducerConfig) -> None:
     for name in (one.name for one in fields(config)):
         value = getattr(config, name)
+        if name == "auto_batch_wait_ms" and value == 0:
+            continue  # the default: no waiting
         if name.endswith(("_ms", "_bytes", "_bytes_max", "_nums")) and value <= 0:
             raise ConfigError(f"invalid {name} {value}: expected a number above 0")
 

@@ -215,6 +215,11 @@ class Peer(Stream):
         one that is not answered. No future is made, for callers that make many calls."""
         self._begin(opaque, frame(head, form, body, self._frame_bytes_max), caller)
 
+    @property
+    def calls_open(self) -> int:
+        """Calls of ours that wait for their answers."""
+        return len(self._calls)
+
     def forget_call(self, opaque: int) -> None:
         """Its caller waits no longer."""
         self._calls.pop(opaque, None)

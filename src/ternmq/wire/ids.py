@@ -112,11 +112,19 @@ class UniqueIds:
         self._month_start_ms = self._month_end_ms = 0
 
     def next(self) -> str:
+        prefix, number = self.take(1)
+        return f"{prefix}{number & 0xFFFF_FFFF_FFFF:012X}"
+
+    def take(self, count: int) -> tuple[str, int]:
+        """``count`` ids in a row: their prefix, and the number that follows it in the first (``unique_ids``)."""
         now_ms = self._clock.now_ms()
         if now_ms >= self._month_end_ms:
             self._begin_month(now_ms)
-        self._last = max(self._last + 1, (now_ms - self._month_start_ms) << 16)
-        return f"{self._prefix}{self._last & 0xFFFF_FFFF_FFFF:012X}"
+        number = (now_ms - self._month_start_ms) << 16
+        if number <= self._last:
+            number = self._last + 1
+        self._last = number + count - 1
+        return self._prefix, number
 
     def _begin_month(self, now_ms: int) -> None:
         # Local time, as Java's readers of this id assume.
@@ -124,6 +132,11 @@ class UniqueIds:
         self._month_start_ms = _local_ms(now.tm_year, now.tm_mon)
         self._month_end_ms = _local_ms(now.tm_year, now.tm_mon + 1)
         self._last = 0
+
+
+def unique_ids(prefix: str, number: int, count: int) -> list[str]:
+    """The ids that ``UniqueIds.take`` gave."""
+    return [f"{prefix}{one & 0xFFFF_FFFF_FFFF:012X}" for one in range(number, number + count)]
 
 
 def _local_ms(year: int, month: int) -> int:

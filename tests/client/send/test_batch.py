@@ -9,7 +9,8 @@ from ternmq.client.send.batch import Accumulator, BatchKey, OpenBatch, packed_by
 from ternmq.client.send.outgoing import prepare_batch
 from ternmq.message import Message, MessageQueue
 
-KEY = BatchKey("orders", None, True)
+KEY = BatchKey("orders", None, True, 3_000)
+FIXED = KEY._replace(queue=MessageQueue("orders", "a", 1))
 
 messages_of = st.builds(
     Message,
@@ -62,87 +63,143 @@ def message(number: int) -> Message:
     return Message("orders", f"{number:010}".encode())
 
 
-def accumulator(*, fits: float = 3.5, holds: float = 100) -> Accumulator[int]:
+def accumulator(*, fits: float = 3.5, holds: float = 100, wait_ms: int = 0) -> Accumulator[int]:
     """Gathers messages of ten bytes: so many to a batch, and so many in all."""
-    return Accumulator(batch_bytes=int(fits * EACH), wait_ms=10, total_bytes=int(holds * EACH))
+    return Accumulator(batch_bytes=int(fits * EACH), wait_ms=wait_ms, total_bytes=int(holds * EACH))
 
 
-def add(held: Accumulator[int], number: int, *, now_ms: int = 0, key: BatchKey = KEY) -> list[list[int]]:
-    return waiters(held.add(key, message(number), number, now_ms=now_ms))
+def add(held: Accumulator[int], *numbers: int, now_ms: int = 0, key: BatchKey = KEY) -> list[list[int]]:
+    """Add messages and send what is ready then."""
+    for number in numbers:
+        held.add(key, message(number), number, now_ms=now_ms)
+    return ready(held, now_ms=now_ms)
+
+
+def ready(held: Accumulator[int], *, now_ms: int = 0) -> list[list[int]]:
+    return waiters(held.ready(now_ms=now_ms))
 
 
 def waiters(batches: list[OpenBatch[int]]) -> list[list[int]]:
     return [batch.waiters for batch in batches]
 
 
-def test_messages_wait_for_company_until_their_time_is_over() -> None:
-    """E6: 10 ms."""
+def test_messages_gather_while_requests_are_on_their_way() -> None:
+    """E6: without any waiting for time."""
     held = accumulator()
-    assert [] == add(held, 1, now_ms=100)
-    assert [] == add(held, 2, now_ms=105)
+    assert [[[1, 2]], [[3]], [], []] == [add(held, 1, 2), add(held, 3), add(held, 4), add(held, 5)]
+    assert held.next_due_ms is None
+    held.ended(KEY)
+    assert [[4, 5]] == ready(held)
+
+
+def test_messages_wait_for_company_if_so_wished() -> None:
+    """E6: ``auto_batch_wait_ms``."""
+    held = accumulator(wait_ms=10)
+    assert [[], []] == [add(held, 1, now_ms=100), add(held, 2, now_ms=105)]
     assert 110 == held.next_due_ms
-    assert [] == held.due(now_ms=109)
-    (batch,) = held.due(now_ms=110)
+    assert [] == ready(held, now_ms=109)
+    (batch,) = held.ready(now_ms=110)
     assert ([1, 2], [message(1), message(2)]) == (batch.waiters, batch.messages)
     assert held.next_due_ms is None
 
 
-def test_a_full_batch_goes_at_once() -> None:
+def test_a_full_batch_waits_neither_for_time_nor_for_a_few_requests() -> None:
     """E6: 32 KiB."""
+    held = accumulator(fits=2.5, wait_ms=10)
+    assert [[number, number + 1] for number in range(0, 16, 2)] == add(held, *range(40))
+    held.ended(KEY)
+    assert [[16, 17]] == ready(held)
+
+
+def test_a_fixed_queue_has_one_request_on_its_way() -> None:
+    """E5: a batch that goes again because the broker is busy is not overtaken."""
     held = accumulator(fits=2.5)
-    assert [[], [], [[1, 2]]] == [add(held, number) for number in (1, 2, 3)]
+    assert [[1, 2]] == add(held, 1, 2, 3, 4, 5, key=FIXED)
+    assert [] == add(held, 6, key=FIXED)
+    held.ended(FIXED)
+    assert [[3, 4]] == ready(held)
+
+
+def test_batches_are_kept_apart_by_topic_queue_wait_and_time_limit() -> None:
+    """E6."""
+    held = accumulator()
+    keys = [KEY, KEY._replace(topic="bills"), FIXED, KEY._replace(wait_store_ok=False), KEY._replace(timeout_ms=1)]
+    for number, key in enumerate([*keys, *keys]):
+        held.add(key, message(number), number, now_ms=0)
+    assert [[0, 5], [1, 6], [2, 7], [3, 8], [4, 9]] == waiters(held.all())
+
+
+def test_what_cannot_be_held_goes_out_and_overtakes_nothing() -> None:
+    """E6: bounded, 32 MiB in all."""
+    held, other = accumulator(holds=2), KEY._replace(topic="bills")
+    add(held, 1, key=FIXED)
+    assert [[], []] == [add(held, 2, key=FIXED), add(held, 3, key=FIXED)]
+    assert [[2, 3, 4]] == add(held, 4, key=FIXED)
+    assert [[5]] == add(held, 5, key=other)
+    assert [] == add(held, 6, key=FIXED)
+
+
+def test_a_large_message_goes_alone_and_does_not_overtake() -> None:
+    """E1, E6: in a batch its body would not be compressed."""
+    held = Accumulator[int](batch_bytes=32_768, wait_ms=10, total_bytes=1_000_000, alone_bytes=4_096)
+    held.add(KEY, message(1), 1, now_ms=0)
+    held.add(KEY, Message("orders", b"x" * 4_096), 2, now_ms=0)
+    held.add(KEY, message(3), 3, now_ms=0)
+    assert [[1], [2]] == ready(held)
     assert [[3]] == waiters(held.all())
 
 
-def test_batches_are_kept_apart_by_topic_queue_and_wait() -> None:
-    """E6."""
-    held = accumulator()
-    keys = [KEY, KEY._replace(topic="bills"), KEY._replace(queue=MessageQueue("orders", "a", 1)),
-            KEY._replace(wait_store_ok=False)]  # fmt: skip
-    for number, key in enumerate([*keys, *keys]):
-        add(held, number, key=key)
-    assert [[0, 4], [1, 5], [2, 6], [3, 7]] == waiters(held.all())
-
-
-def test_what_cannot_be_held_goes_alone() -> None:
-    """E6: bounded, 32 MiB in all."""
-    held, other = accumulator(holds=2), KEY._replace(topic="bills")
-    assert [[], []] == [add(held, 1), add(held, 2)]
-    assert [[3]] == add(held, 3, key=other)
-    # In its own batch it goes with those before it, or it would overtake them.
-    assert [[1, 2, 4]] == add(held, 4)
-    assert [] == add(held, 5)
-
-
-def test_a_large_message_does_not_wait_and_does_not_overtake() -> None:
-    held = accumulator(fits=2)
-    add(held, 1)
-    large = held.add(KEY, Message("orders", b"x" * 10_000), 2, now_ms=0)
-    assert [[1], [2]] == waiters(large)
-    assert [] == held.all()
-
-
 def test_the_timer_is_for_the_oldest_batch() -> None:
-    held = accumulator()
+    held = accumulator(wait_ms=10)
     add(held, 1, now_ms=100)
     add(held, 2, now_ms=104, key=KEY._replace(topic="bills"))
-    assert [[1]] == waiters(held.due(now_ms=112))
+    assert [[1]] == ready(held, now_ms=112)
     assert 114 == held.next_due_ms
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 2_000), st.integers(0, 6)), max_size=60))
-def test_each_message_leaves_once_and_in_order(steps: list[tuple[int, int, int]]) -> None:
-    """E6."""
-    held: Accumulator[tuple[int, int]] = Accumulator(batch_bytes=2_000, wait_ms=10, total_bytes=5_000)
-    sent: list[OpenBatch[tuple[int, int]]] = []
+steps_of = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(0, 3), st.integers(1, 2_000)),
+        st.tuples(st.just("pass"), st.integers(0, 12), st.just(0)),
+        st.tuples(st.just("end"), st.integers(0, 9), st.just(0)),
+    ),
+    max_size=80,
+)
+
+
+@given(steps_of, st.sampled_from((0, 10)))
+def test_each_message_leaves_once_and_in_order(steps: list[tuple[str, int, int]], wait_ms: int) -> None:
+    """E6: whatever comes, passes and ends; and with the last answer all is gone."""
+    held: Accumulator[tuple[BatchKey, int]] = Accumulator(batch_bytes=2_000, wait_ms=wait_ms, total_bytes=5_000)
+    keys = [KEY, KEY._replace(topic="bills"), FIXED, FIXED._replace(timeout_ms=5)]
+    added: list[tuple[BatchKey, int]] = []
+    out: list[OpenBatch[tuple[BatchKey, int]]] = []
+    sent: list[tuple[BatchKey, int]] = []
     now_ms = 0
-    for number, (topic, body_bytes, passed_ms) in enumerate(steps):
-        now_ms += passed_ms
-        sent += held.due(now_ms=now_ms)
-        key = BatchKey(f"topic-{topic}", None, True)
-        sent += held.add(key, Message(key.topic, b"x" * body_bytes), (topic, number), now_ms=now_ms)
-    sent += held.all()
-    for topic in range(3):
-        expected = [(topic, number) for number, step in enumerate(steps) if step[0] == topic]
-        assert expected == [waiter for batch in sent for waiter in batch.waiters if waiter[0] == topic]
+
+    def send() -> None:
+        for batch in held.ready(now_ms=now_ms):
+            out.append(batch)
+            sent.extend(batch.waiters)
+
+    for number, (step, value, body_bytes) in enumerate(steps):
+        if step == "add":
+            key = keys[value]
+            added.append((key, number))
+            held.add(key, Message(key.topic, b"x" * body_bytes), (key, number), now_ms=now_ms)
+        elif step == "pass":
+            now_ms += value
+        elif value < len(out):
+            held.ended(out.pop(value).key)
+        send()
+    while out:
+        held.ended(out.pop(0).key)
+        send()
+        if not out and held.next_due_ms is not None:
+            now_ms = held.next_due_ms
+            send()
+    now_ms += 10
+    send()
+    for key in keys:
+        assert [each for each in added if each[0] == key] == [each for each in sent if each[0] == key]
     assert [] == held.all()

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import random
 import zlib
+from unittest import mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ternmq.client.send.outgoing import Outgoing, SendHeads, prepare, prepare_batch, shrink, split_receipt
-from ternmq.errors import InvalidMessage, NoPermission
-from ternmq.message import Message, MessageQueue, SendReceipt, SendStatus
+from ternmq.client.send import outgoing as outgoing_module
+from ternmq.client.send.outgoing import Outgoing, SendHeads, pack_batch, prepare, prepare_batch, shrink, split_receipt
+from ternmq.errors import InvalidMessage, NoPermission, TernError
+from ternmq.kernels import HAS_NATIVE, native
+from ternmq.message import RESERVED_PROPERTIES, Message, MessageQueue, SendReceipt, SendStatus
 from ternmq.wire.batch import unpack_messages
 from ternmq.wire.codes import BINARY, JSON, RequestCode, ResponseCode
 from ternmq.wire.compress import decompress
 from ternmq.wire.frame import FrameDecoder, encode_request, frame
 from ternmq.wire.header import Response
+from ternmq.wire.ids import UniqueIds
 from ternmq.wire.properties import parse
 from ternmq.wire.record import Sysflag
+from tests.manual_clock import ManualClock
 
 
 def answer(code: int = 0, **fields: str) -> Response:
@@ -223,3 +230,67 @@ def test_a_batchs_receipt_has_one_for_each_message() -> None:
 def test_a_batch_stored_as_one_record_has_one_offset_id() -> None:
     whole = SendReceipt(SendStatus.OK, "A,B", "X", MessageQueue("orders", "a", 1), 10)
     assert ["X", "X"] == [each.offset_id for each in split_receipt(whole)]
+
+
+# --- Batches by the kernel -------------------------------------------------------------------------------------
+
+_texts = st.sampled_from(("", "a", "a b", "é", "𝄞", "a\x01", "\x02", "x||y", "\ud800", "k" * 20_000))
+_odd_messages = st.builds(
+    Message,
+    topic=st.sampled_from(("orders", "orders", "orders", "bills", "%RETRY%g", "RMQ_SYS_TRACE_TOPIC", "no topic!")),
+    body=st.sampled_from((b"x", b"body" * 100, b"", bytearray(b"x"), "text")),
+    tags=_texts,
+    keys=st.one_of(_texts, st.just(("a", "b")), st.just(())),
+    properties=st.dictionaries(st.sampled_from(("a", "é", "", "KEYS", "b\x01", "UNIQ_KEY", "c")), _texts, max_size=3),
+    flag=st.sampled_from((0, 7, -(2**31), 2**31)),
+    delay_level=st.sampled_from((0, 0, 0, 3)),
+    sharding_key=_texts,
+    wait_store_ok=st.sampled_from((True, True, False)),
+)
+_plain_messages = st.builds(
+    Message,
+    topic=st.just("orders"),
+    body=st.binary(min_size=1, max_size=50),
+    tags=st.sampled_from(("", "new", "é")),
+    keys=st.sampled_from(("", "k1", "k1 k2")),
+    properties=st.dictionaries(st.sampled_from(("a", "é", "c")), st.sampled_from(("", "1", "𝄞")), max_size=3),
+    flag=st.integers(-(2**31), 2**31 - 1),
+    sharding_key=st.sampled_from(("", "key")),
+)
+
+
+@pytest.mark.skipif(not HAS_NATIVE, reason="the compiled kernels are not installed")
+@given(
+    st.one_of(st.lists(_plain_messages, max_size=5), st.lists(st.one_of(_plain_messages, _odd_messages), max_size=3)),
+    st.sampled_from(("", "space")),
+    st.sampled_from((200, 100_000)),
+)
+def test_the_kernel_packs_what_python_packs(messages: list[Message], namespace: str, body_bytes_max: int) -> None:
+    """E2, E6: the same bytes, or the same refusal."""
+
+    def packed(has_native: bool) -> object:
+        ids = UniqueIds("10.0.0.1", 1, salt=1, clock=ManualClock(1_700_000_000_000))
+        with mock.patch.object(outgoing_module, "HAS_NATIVE", has_native):
+            try:
+                made = pack_batch(messages, ids, namespace=namespace, body_bytes_max=body_bytes_max)
+            except (TernError, TypeError) as error:
+                return type(error), str(error)
+        ids_made = made.message_id.split(",")
+        assert len(messages) == len(set(ids_made))
+        # Ids that a refusal by the kernel used up are not given again.
+        body = bytes(made.body)
+        for message_id in ids_made:
+            body = body.replace(message_id.encode(), b"ID")
+        return body, made.topic, made.properties, made.code
+
+    assert packed(False) == packed(True)
+
+
+@pytest.mark.skipif(not HAS_NATIVE, reason="the compiled kernels are not installed")
+@given(st.lists(_plain_messages, min_size=1, max_size=5))
+def test_plain_messages_are_packed_by_the_kernel(messages: list[Message]) -> None:
+    """E6: not by Python as a last resort."""
+    made = native.pack_batch(messages, "P", 255, namespace="", body_bytes_max=10_000, reserved=RESERVED_PROPERTIES)
+    assert made is not None
+    assert [f"P{number:012X}" for number in range(255, 255 + len(messages))] == made[1]
+    assert prepare_batch(messages, message_ids=made[1]).body == made[0]

@@ -33,11 +33,11 @@ from ternmq.errors import (
     TernError,
     TooManyCalls,
 )
-from ternmq.message import Message, MessageQueue, SendStatus
+from ternmq.message import Message, MessageQueue, SendReceipt, SendStatus
 from ternmq.net.peer import Peer
 from ternmq.wire.codes import BINARY, RequestCode, ResponseCode
 from ternmq.wire.compress import decompress
-from ternmq.wire.header import Reply
+from ternmq.wire.header import Reply, Request
 from ternmq.wire.properties import find, parse
 from ternmq.wire.requests import SendReply
 from tests.client.scripted import ScriptedBroker, ScriptedCluster, order, scripted_cluster
@@ -253,15 +253,73 @@ async def test_three_attempts_are_all() -> None:
         assert [SystemFailure] * 3 == [type(attempt) for attempt in caught.value.attempts]
 
 
-@pytest.mark.parametrize("refusal", [SystemBusy("[OVERLOAD]system busy"), MessageIllegal("too large")])
-async def test_some_answers_are_final(refusal: Exception) -> None:
-    """E4: no retry after flow control."""
+async def test_some_answers_are_final() -> None:
+    """E4: no other broker would take it either."""
     async with scripted_cluster(*two_brokers()) as cluster, producing(cluster) as producer:
         for broker in cluster.brokers:
-            broker.answers.append(refusal)
-        with pytest.raises(type(refusal)):
+            broker.answers.append(MessageIllegal("too large"))
+        with pytest.raises(MessageIllegal):
             await producer.send(order())
         assert 1 == sum(len(broker.sends) for broker in cluster.brokers)
+
+
+# --- Busy brokers (E4) -----------------------------------------------------------------------------------------
+
+BUSY = SystemBusy("[OVERLOAD]system busy")
+
+
+async def test_a_message_that_a_busy_broker_refuses_goes_to_another_one() -> None:
+    """E4: at once, as that one is not busy."""
+    async with scripted_cluster(*two_brokers()) as cluster, producing(cluster) as producer:
+        first, second = cluster.brokers
+        first.answers.append(BUSY)
+        second.answers.append(BUSY)
+        assert SendStatus.OK is (await producer.send(order())).status
+        assert 3 == len(first.sends) + len(second.sends)
+
+
+@pytest.mark.parametrize("config", [ProducerConfig(), ProducerConfig(auto_batch=True)])
+async def test_a_producer_slows_down_when_its_only_broker_is_busy(config: ProducerConfig) -> None:
+    """E4: 256 in flight, of which many are refused again and again; none fails, and few are on their way at a time."""
+    async with scripted_cluster() as cluster, producing(cluster, config) as producer:
+        cluster.broker.answers.extend([BUSY] * 300 if not config.auto_batch else [BUSY] * 5)
+        receipts = await asyncio.gather(*(producer.send(order(number), timeout_ms=60_000) for number in range(256)))
+        assert 256 == len({receipt.message_id for receipt in receipts})
+        assert not cluster.broker.answers
+
+
+async def test_a_message_with_a_fixed_queue_waits_for_its_busy_broker() -> None:
+    """E4, E5: a refused message was not stored, so it may go again, to its own queue."""
+    async with scripted_cluster(*two_brokers()) as cluster, producing(cluster) as producer:
+        first = (await producer.queues("orders"))[0]
+        broker = next(each for each in cluster.brokers if each.name == first.broker_name)
+        broker.answers.extend([BUSY] * 3)
+        assert first == (await producer.send(order(), queue=first)).queue
+        assert 4 == sum(len(each.sends) for each in cluster.brokers)
+
+
+async def test_a_broker_that_stays_busy_is_the_reason_of_the_failure() -> None:
+    """E1, E4: within the time limit, for what waits for its turn, too; only one may be on its way by then."""
+    async with scripted_cluster() as cluster, producing(cluster) as producer:
+        await producer.send(order())
+        cluster.broker.answers.extend([BUSY] * 10_000)
+        failures = await asyncio.gather(
+            *(producer.send(order(number), timeout_ms=1_000) for number in range(9)), return_exceptions=True
+        )
+        assert {SystemBusy} <= set(map(type, failures)) <= {SystemBusy, CallTimeout}
+
+
+async def test_a_send_that_is_given_up_while_the_broker_is_busy_is_not_sent_again() -> None:
+    """E1: its caller does not want it any more."""
+    async with scripted_cluster() as cluster, producing(cluster) as producer:
+        cluster.broker.answers.append(BUSY)
+        given_up = asyncio.create_task(producer.send(order(1)))
+        await cluster.bell.until(lambda: len(cluster.broker.sends) == 1)
+        given_up.cancel()
+        await asyncio.wait([given_up])
+        await producer.send(order(2))
+        assert given_up.cancelled()
+        assert 2 == len(cluster.broker.sends)
 
 
 async def test_all_attempts_share_one_time_out() -> None:
@@ -561,7 +619,7 @@ async def test_messages_gather_into_batches_by_themselves() -> None:
 
 
 async def test_a_lonely_message_goes_as_a_plain_one() -> None:
-    """E6: after 10 ms."""
+    """E6: at once."""
     async with scripted_cluster() as cluster, producing(cluster, ProducerConfig(auto_batch=True)) as producer:
         await producer.send(order())
         assert [RequestCode.SEND_MESSAGE_V2] == [request.code for request in cluster.broker.requests]
@@ -595,9 +653,61 @@ async def test_what_has_gathered_leaves_with_the_producer() -> None:
 
 async def test_a_refused_batch_is_an_error_for_each_of_its_senders() -> None:
     async with scripted_cluster() as cluster, producing(cluster, ProducerConfig(auto_batch=True)) as producer:
-        cluster.broker.answers.append(SystemFailure("out of order"))
+        cluster.broker.answers.extend([SystemFailure("out of order")] * 3)
         errors = await asyncio.gather(*(producer.send(order(number)) for number in range(3)), return_exceptions=True)
-        assert [SystemFailure] * 3 == [type(error) for error in errors]
+        assert [SendFailed] * 3 == [type(error) for error in errors]
+
+
+async def test_a_gathered_message_is_tried_on_another_broker_too() -> None:
+    """E4, E6: as if it had been sent alone."""
+    config = ProducerConfig(auto_batch=True)
+    async with scripted_cluster(*two_brokers()) as cluster, producing(cluster, config) as producer:
+        for broker in cluster.brokers:
+            broker.answers.append(SystemFailure("out of order"))
+        receipts = await asyncio.gather(*(producer.send(order(number)) for number in range(3)))
+        assert 1 == len({receipt.queue for receipt in receipts})
+
+
+async def test_an_illegal_message_does_not_take_others_with_it() -> None:
+    """E6: the batch is refused, and each of its messages goes alone."""
+    async with scripted_cluster() as cluster, producing(cluster, ProducerConfig(auto_batch=True)) as producer:
+
+        def refuse(_: Peer, request: Request[Any]) -> None:
+            if b"bad" in bytes(request.body):
+                raise MessageIllegal("one is bad")
+
+        cluster.broker.on_send = refuse
+        ends = await asyncio.gather(
+            *(producer.send(Message("orders", body)) for body in (b"1", b"bad", b"3")), return_exceptions=True
+        )
+        assert [SendReceipt, MessageIllegal, SendReceipt] == [type(end) for end in ends]
+        codes = [RequestCode.SEND_BATCH_MESSAGE, *[RequestCode.SEND_MESSAGE_V2] * 3]
+        assert codes == [request.code for request in cluster.broker.requests]
+
+
+async def test_messages_gather_while_others_are_on_their_way() -> None:
+    """E6: and go with the next answer; nothing waits for a time."""
+    async with scripted_cluster() as cluster, producing(cluster, ProducerConfig(auto_batch=True)) as producer:
+        await producer.send(order())
+
+        async def sender(start: int) -> None:
+            for number in range(start, start + 5):
+                await producer.send(order(number))
+
+        async with asyncio.TaskGroup() as tasks:
+            for start in range(0, 500, 5):
+                tasks.create_task(sender(start))
+        assert len(cluster.broker.requests) <= 1 + 5 * 2
+
+
+async def test_a_gathered_message_whose_sender_gave_up_is_not_sent() -> None:
+    """E6: unless it was on its way already."""
+    config = ProducerConfig(auto_batch=True, auto_batch_wait_ms=60_000)
+    async with scripted_cluster() as cluster:
+        async with producing(cluster, config) as producer:
+            sent = [producer.send_nowait(order(number)) for number in range(3)]
+            sent[1].cancel()
+        assert [0, 1] == [sent[number].result().queue_offset for number in (0, 2)]
 
 
 # --- Hooks (E8) ------------------------------------------------------------------------------------------------

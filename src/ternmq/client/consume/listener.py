@@ -134,17 +134,20 @@ class BoundListener:
 
     def call(self, context: ConsumeContext) -> None:
         """Call a plain listener; whatever it does ends up in ``context``."""
-        self._tell("before_consume", context)
+        if self._hooks:
+            self._tell("before_consume", context)
         try:
             context.result = self._checked(self._start(context))
         except Exception as error:
             self._raised(context, error)
-        self._tell("after_consume", context)
+        if self._hooks:
+            self._tell("after_consume", context)
         self._check_said(context)
 
     async def call_async(self, context: ConsumeContext) -> None:
         """The same for an ``async`` listener; a cancellation of ours passes through."""
-        self._tell("before_consume", context)
+        if self._hooks:
+            self._tell("before_consume", context)
         try:
             context.result = self._checked(await self._start(context))
         except asyncio.CancelledError as error:
@@ -155,7 +158,8 @@ class BoundListener:
             self._raised(context, error)
         except Exception as error:
             self._raised(context, error)
-        self._tell("after_consume", context)
+        if self._hooks:
+            self._tell("after_consume", context)
         self._check_said(context)
 
     def _start(self, context: ConsumeContext) -> Any:
@@ -175,6 +179,9 @@ class BoundListener:
 
     def _check_said(self, context: ConsumeContext) -> None:
         """What listener and hooks have set is used where an error would end the worker, so it is looked at here."""
+        is_usual = type(context.delay_level) is int and not context.delay_level
+        if is_usual and context.done_count is None and context.retry_ms is None:
+            return  # nothing was set
         try:
             context.delay_level = index(context.delay_level)
             context.done_count = None if context.done_count is None else index(context.done_count)

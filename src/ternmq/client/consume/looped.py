@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Looped:
-    """The ``Outlet`` of a consumer that is iterated over. All methods belong to the loop's thread."""
+    """The ``Outlet`` of a consumer that is iterated over. All methods but ``take_now`` belong to the loop's thread."""
 
     def __init__(self, clock: Clock, taken: Taken | None) -> None:
         self._clock = clock
@@ -39,18 +39,35 @@ class Looped:
     async def take(self) -> Claimed:
         """The next message; waits for one. Raises ``NotRunning`` when the consumer has stopped."""
         while True:
-            while self._waiting:
-                message = self._waiting.popleft()
-                if message.lot.is_ours:
-                    message.started = self._clock.monotonic()
-                    message.consume_start_time_ms = self._clock.now_ms()
-                    if self._taken is not None:
-                        self._taken.begin((message,))
-                    return message
+            message = self._next()
+            if message is not None:
+                if self._taken is not None:
+                    self._taken.begin((message,))
+                return message
             if self._stopped:
                 raise NotRunning("the consumer has stopped; iterate inside its `async with` block")
             self._arrived.clear()
             await self._arrived.wait()
+
+    def take_now(self) -> Claimed | None:
+        """The next message, if there is one. May be called in any thread: each message goes to one of them.
+
+        Hooks are told on the loop's thread: with them, a message must be waited for (``take``).
+        """
+        return self._next() if self._taken is None else None
+
+    def _next(self) -> Claimed | None:
+        waiting, clock = self._waiting, self._clock
+        while waiting:
+            try:
+                message = waiting.popleft()
+            except IndexError:  # another thread was faster
+                return None
+            if message.lot.is_ours:
+                message.started = clock.monotonic()
+                message.consume_start_time_ms = clock.now_ms()
+                return message
+        return None
 
     def expire(self, late: Sequence[Claimed]) -> None:
         for message in late:

@@ -48,6 +48,10 @@ class Takeable(Protocol):
         """The next message; waits for one. Raises ``NotRunning`` when the consumer has stopped."""
         ...
 
+    def take_now(self) -> Claimed | None:
+        """The next message, if one is there that any thread may take."""
+        ...
+
 
 class Messages:
     """The iterator of ``async for message in consumer``; each message is done when the next one is asked for."""
@@ -67,6 +71,13 @@ class Messages:
             self._last = await self._outlet.take()
         except NotRunning:
             raise StopAsyncIteration from None
+        return self._last
+
+    def next_now(self) -> Claimed | None:
+        """As ``__anext__``, if a message is there. May be called in any thread, instead of on the loop."""
+        if self._last is not None:
+            self._last.ack()
+        self._last = self._outlet.take_now()
         return self._last
 
 

@@ -41,6 +41,9 @@ class Polled:
             self._chunks.append(messages)
             self._changed.set()
 
+    def take_now(self) -> Claimed | None:
+        return None  # chunks and offsets belong to the loop's thread
+
     async def take(self) -> Claimed:
         """The next message; waits for one. Raises ``NotRunning`` when the consumer has stopped."""
         if self._is_closed:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from threading import get_ident
 from typing import Any, Final
@@ -67,6 +68,9 @@ class Settling:
         self._loop = asyncio.get_running_loop()
         self._thread = get_ident()
         self._done: list[Claimed] = []
+        #: What other threads have settled, and when. Filled by them, emptied by the loop, which they wake once.
+        self._told: deque[tuple[Lot, Claimed, After | None, float]] = deque()
+        self._is_woken = False
 
     # --- What outlets say ------------------------------------------------------------------------------------
 
@@ -101,12 +105,25 @@ class Settling:
 
     def told(self, lot: Lot, message: Claimed, after: After | None) -> None:
         """The application has settled a message itself. May be called in any thread."""
+        now = self.clock.monotonic()
         if get_ident() != self._thread:
-            self.on_loop(lambda: self.told(lot, message, after))
+            self._told.append((lot, message, after, now))
+            # The flag falls before the loop looks, so what is told in between wakes it again.
+            if not self._is_woken:
+                self._is_woken = True
+                self.on_loop(self._hear)
             return
+        self._settled(lot, message, after, now)
+
+    def _hear(self) -> None:
+        """Take what other threads have told."""
+        self._is_woken = False
+        while self._told:
+            self._settled(*self._told.popleft())
+
+    def _settled(self, lot: Lot, message: Claimed, after: After | None, now: float) -> None:
         if self.taken is not None:
             self.taken.end((message,), is_done=after is None)
-        now = self.clock.monotonic()
         lot.calls += 1
         lot.took_s += max(0.0, now - message.started)
         if after is None:

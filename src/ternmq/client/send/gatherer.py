@@ -1,91 +1,140 @@
 """Automatic batches: the shell around ``batch.Accumulator`` (E6).
 
-Each message that comes in gets a future; a timer or a full batch sends what has gathered, and the answer to the batch
-becomes a receipt for each message, with its own id and queue offset.
+Each message that comes in gets a future. What has gathered goes out at the end of a turn of the loop, or with the
+answer to an earlier batch; ``auto_batch_wait_ms`` can make it wait for longer. The answer to a batch becomes a receipt
+for each message, with its own id and queue offset.
+
+A batch fails as a whole. Where that would change what happens to a message, it is sent again alone: a broker that finds
+one message illegal refuses all that came with it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from ternmq.client.config import ProducerConfig
 from ternmq.client.send.batch import Accumulator, BatchKey, OpenBatch
 from ternmq.client.send.outgoing import split_receipt
-from ternmq.errors import TernError
+from ternmq.errors import MessageIllegal, TernError
 from ternmq.message import Message, MessageQueue, SendReceipt
 
 Receipt = asyncio.Future[SendReceipt]
-#: Sends messages to one queue, or to one that it chooses, without waiting.
-SendTogether = Callable[[Sequence[Message], MessageQueue | None], Receipt]
+#: Sends messages, with what their batch has in common, in so many ms, without waiting.
+SendTogether = Callable[[Sequence[Message], BatchKey, int], Receipt]
+
+_is_done: Final = asyncio.Future.done
+#: Time that a batch has waited is taken from its time limit in steps, as limits of one length share a timer.
+_STEP_MS: Final = 100
 
 
 class Gatherer:
-    """Holds messages back for a moment and sends them together. All methods belong to the loop's thread."""
+    """Holds messages back while others are on their way, and sends them together. All methods belong to the loop's
+    thread."""
 
     def __init__(self, config: ProducerConfig, send: SendTogether) -> None:
         self._send = send
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._is_woken = False
         self._held: Accumulator[Receipt] = Accumulator(
             batch_bytes=config.auto_batch_bytes,
             wait_ms=config.auto_batch_wait_ms,
             total_bytes=config.auto_batch_total_bytes,
+            # In a batch it would not be compressed.
+            alone_bytes=min(config.auto_batch_bytes, config.compress_from_bytes),
         )
 
-    def add(self, message: Message, queue: MessageQueue | None) -> Receipt:
+    def add(self, message: Message, queue: MessageQueue | None, timeout_ms: int) -> Receipt:
         """Hold a message; the future gets the receipt of this message alone."""
         waiter: Receipt = self._loop.create_future()
-        key = BatchKey(message.topic, queue, message.wait_store_ok)
-        for batch in self._held.add(key, message, waiter, now_ms=self._now_ms()):
-            self._send_batch(batch)
-        self._set_timer()
+        key = message.topic, queue, message.wait_store_ok, timeout_ms
+        self._held.add(key, message, waiter, now_ms=self._now_ms())
+        if not self._is_woken:
+            # At the end of this turn: all that is sent in it goes together.
+            self._is_woken = True
+            self._loop.call_soon(self._send_ready)
         return waiter
 
     def flush(self) -> None:
         """Send everything now."""
-        for batch in self._held.all():
-            self._send_batch(batch)
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
+        for batch in self._held.all():
+            self._send_batch(batch)
 
     def _now_ms(self) -> int:
         return int(self._loop.time() * 1000)
 
-    def _set_timer(self) -> None:
+    def _send_ready(self) -> None:
+        self._is_woken = False
+        for batch in self._held.ready(now_ms=self._now_ms()):
+            self._send_batch(batch)
         due_ms = self._held.next_due_ms
-        if self._timer is None and due_ms is not None:
+        if due_ms is not None and self._timer is None:
             self._timer = self._loop.call_at(due_ms / 1000, self._send_due)
 
     def _send_due(self) -> None:
         self._timer = None
-        # Timers fire up to one tick of the loop's clock early.
-        for batch in self._held.due(now_ms=self._now_ms() + 1):
-            self._send_batch(batch)
-        self._set_timer()
+        self._send_ready()
 
     def _send_batch(self, batch: OpenBatch[Receipt]) -> None:
-        waiters = batch.waiters
+        messages, waiters, key = batch.messages, batch.waiters, batch.key
+        if any(map(_is_done, waiters)):
+            # Cancelled by their holders, before anything was sent.
+            left = [number for number, waiter in enumerate(waiters) if not waiter.done()]
+            messages, waiters = [messages[number] for number in left], [waiters[number] for number in left]
+        if not messages:
+            self._held.ended(key)
+            return
+        waited_ms = (self._now_ms() - batch.opened_ms) // _STEP_MS * _STEP_MS
         try:
-            answer = self._send(batch.messages, batch.key.queue)
+            answer = self._send(messages, key, max(1, key.timeout_ms - waited_ms))
         except TernError as error:
+            self._held.ended(key)
             _fail(waiters, error)
         else:
-            answer.add_done_callback(lambda answer: _settle(waiters, answer))
+            answer.add_done_callback(lambda answer: self._answered(messages, waiters, key, answer))
+
+    def _answered(
+        self, messages: Sequence[Message], waiters: Sequence[Receipt], key: BatchKey, answer: Receipt
+    ) -> None:
+        if answer.cancelled():
+            for waiter in waiters:
+                waiter.cancel()
+        elif (error := answer.exception()) is None:
+            receipts = split_receipt(answer.result()) if len(waiters) > 1 else [answer.result()]
+            for waiter, receipt in zip(waiters, receipts, strict=True):
+                if not waiter.done():
+                    waiter.set_result(receipt)
+        elif isinstance(error, MessageIllegal) and len(messages) > 1:
+            for message, waiter in zip(messages, waiters, strict=True):
+                self._send_alone(message, waiter, key)
+        else:
+            _fail(waiters, error)
+        self._held.ended(key)
+        self._send_ready()
+
+    def _send_alone(self, message: Message, waiter: Receipt, key: BatchKey) -> None:
+        try:
+            answer = self._send([message], key, key.timeout_ms)
+        except TernError as error:
+            _fail([waiter], error)
+        else:
+            answer.add_done_callback(lambda answer: _pass_on(answer, waiter))
 
 
-def _settle(waiters: Sequence[Receipt], answer: Receipt) -> None:
+def _pass_on(answer: Receipt, waiter: Receipt) -> None:
+    if waiter.done():
+        return
     if answer.cancelled():
-        for waiter in waiters:
-            waiter.cancel()
-        return
-    error = answer.exception()
-    if error is not None:
-        _fail(waiters, error)
-        return
-    for waiter, receipt in zip(waiters, split_receipt(answer.result()), strict=True):
-        if not waiter.done():
-            waiter.set_result(receipt)
+        waiter.cancel()
+    elif (error := answer.exception()) is not None:
+        waiter.set_exception(error)
+    else:
+        waiter.set_result(answer.result())
 
 
 def _fail(waiters: Sequence[Receipt], error: BaseException) -> None:

@@ -17,16 +17,36 @@ from typing import Final
 import msgspec
 
 from ternmq.client.connect.namespace import wrap
-from ternmq.client.send.validate import check_properties_text, duration_ms, time_ms
+from ternmq.client.send.validate import (
+    BODY_BYTES_MAX,
+    PROPERTIES_BYTES_MAX,
+    check_batch,
+    check_batch_bytes,
+    check_properties_text,
+    check_sendable,
+    duration_ms,
+    time_ms,
+)
 from ternmq.env import Clock
 from ternmq.errors import refused
-from ternmq.message import Message, MessageQueue, Property, ReceivedMessage, SendReceipt, SendStatus
+from ternmq.kernels import HAS_NATIVE, native
+from ternmq.message import (
+    RESERVED_PROPERTIES,
+    Message,
+    MessageQueue,
+    Property,
+    ReceivedMessage,
+    SendReceipt,
+    SendStatus,
+)
+from ternmq.names import RETRY_PREFIX
 from ternmq.types import Buffer
 from ternmq.wire.auth import Credentials
 from ternmq.wire.batch import pack_messages
 from ternmq.wire.codes import BINARY, FLAG_ONEWAY, JSON, RequestCode, ResponseCode
 from ternmq.wire.compress import compress
 from ternmq.wire.header import Response, encode_binary, encode_json
+from ternmq.wire.ids import UniqueIds, unique_ids
 from ternmq.wire.properties import join
 from ternmq.wire.record import Sysflag
 from ternmq.wire.requests import SendMessageV2, SendReply
@@ -244,6 +264,42 @@ def prepare_batch(
     )
 
 
+def pack_batch(
+    messages: Sequence[Message],
+    ids: UniqueIds,
+    *,
+    namespace: str = "",
+    body_bytes_max: int = BODY_BYTES_MAX,
+    more: Sequence[Mapping[str, str]] | None = None,
+) -> Outgoing:
+    """Check messages and make them one batch (E6), each with a new id. Raises as ``check_batch`` and
+    ``check_batch_bytes``.
+
+    ``more``: properties that each of them gets.
+    """
+    if HAS_NATIVE and more is None and messages and not messages[0].topic.startswith(RETRY_PREFIX):
+        topic = messages[0].topic
+        check_sendable(topic)
+        prefix, number = ids.take(len(messages))
+        packed = native.pack_batch(
+            messages if type(messages) is list else list(messages),
+            prefix,
+            number,
+            namespace=namespace,
+            body_bytes_max=body_bytes_max,
+            reserved=RESERVED_PROPERTIES,
+        )
+        if packed is not None:
+            body, message_ids = packed
+            return Outgoing(messages, wrap(namespace, topic), ",".join(message_ids), body, "", is_batch=True)
+    check_batch(messages, body_bytes_max=body_bytes_max)
+    outgoing = prepare_batch(
+        messages, message_ids=unique_ids(*ids.take(len(messages)), len(messages)), namespace=namespace, more=more
+    )
+    check_batch_bytes(len(outgoing.body), body_bytes_max=body_bytes_max)
+    return outgoing
+
+
 def split_receipt(receipt: SendReceipt) -> list[SendReceipt]:
     """The receipt of each message of a batch: its own id, and the queue offset of its own record."""
     message_ids = receipt.message_id.split(",")
@@ -279,6 +335,10 @@ def compression_of(message: ReceivedMessage) -> int:
 
 
 def _properties(message: Message, message_id: str, namespace: str, system: Mapping[str, str] | None = None) -> str:
+    if not (message.properties or namespace or system or message.is_delayed or message.sharding_key):
+        text = _few_properties(message, message_id)
+        if text is not None:
+            return text
     # WAIT is written only where it says something: readers take its absence for true.
     pairs = {Property.UNIQUE_KEY: message_id, **message.properties}
     if message.tags:
@@ -302,3 +362,17 @@ def _properties(message: Message, message_id: str, namespace: str, system: Mappi
     text = join(pairs)
     check_properties_text(text)
     return text
+
+
+def _few_properties(message: Message, message_id: str) -> str | None:
+    """The text of a message that has at most a tag and keys, as most have; None if more must be looked at."""
+    tags, keys = message.tags, message.keys
+    if type(keys) is not str or not message.wait_store_ok:
+        return None
+    text, pairs = f"UNIQ_KEY\x01{message_id}\x02", 1
+    if tags:
+        text, pairs = f"{text}TAGS\x01{tags}\x02", 2
+    if keys:
+        text, pairs = f"{text}KEYS\x01{keys}\x02", pairs + 1
+    is_plain = text.isascii() and len(text) <= PROPERTIES_BYTES_MAX
+    return text if is_plain and text.count("\x01") == pairs and text.count("\x02") == pairs else None

@@ -24,16 +24,17 @@ from ternmq.client.config import COMPRESSIONS, ClientConfig, ProducerConfig
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.connect.namespace import wrap
 from ternmq.client.connect.routes import TopicRoute
+from ternmq.client.send.batch import BatchKey
 from ternmq.client.send.checks import Checker, Checks, check_checker
 from ternmq.client.send.gatherer import Gatherer
 from ternmq.client.send.hooks import SendHook, added, adders
-from ternmq.client.send.outgoing import Outgoing, prepare, prepare_batch, shrink, split_receipt
+from ternmq.client.send.outgoing import Outgoing, pack_batch, prepare, shrink, split_receipt
 from ternmq.client.send.queue_choice import Selector, by_sharding_key
 from ternmq.client.send.recall import recall
 from ternmq.client.send.request import Requester, reply_properties, to_reply
-from ternmq.client.send.sender import Pick, Sender
+from ternmq.client.send.sender import Pick, Retry, Sender
 from ternmq.client.send.transaction import Transaction, transaction_properties
-from ternmq.client.send.validate import check_batch, check_batch_bytes, check_message, check_queue, check_transaction
+from ternmq.client.send.validate import check_message, check_queue, check_transaction
 from ternmq.client.trace.hooks import TraceSends
 from ternmq.client.trace.outbox import TraceCounts, TraceOutbox, outbox, trace_topic
 from ternmq.env import Env
@@ -151,7 +152,8 @@ class Producer:
         try:
             if running.gatherer is not None:
                 running.gatherer.flush()
-            if flying := running.sender.flying:
+            # What a broker refused as a batch goes again, message by message.
+            while flying := running.sender.flying:
                 await asyncio.wait([send.receipt for send in flying])
         finally:
             self._running = None
@@ -194,7 +196,7 @@ class Producer:
         if running.gatherer is not None and _can_gather(message):
             if pick is not None:
                 queue = pick(await self._route(message.topic, timeout_ms))
-            return await running.gatherer.add(message, queue)
+            return await running.gatherer.add(message, queue, timeout_ms)
         return await sender.deliver(self._prepare(sender, message), pick=pick, timeout_ms=timeout_ms)
 
     def send_nowait(
@@ -221,13 +223,14 @@ class Producer:
         running = self._now_running()
         check_message(message, body_bytes_max=self.config.body_bytes_max)
         pick = self._pick(message, queue, selector)
+        timeout_ms = timeout_ms or self.config.send_timeout_ms
         if running.gatherer is not None and _can_gather(message):
             route = running.sender.instance.routes.known(wrap(self._namespace, message.topic))
             if pick is None or (route is not None and route.to_write):
                 chosen = pick(route) if pick is not None and route is not None else None
-                return running.gatherer.add(message, chosen)
+                return running.gatherer.add(message, chosen, timeout_ms)
         outgoing = self._prepare(running.sender, message)
-        return running.sender.start(outgoing, pick=pick, timeout_ms=timeout_ms or self.config.send_timeout_ms)
+        return running.sender.start(outgoing, pick=pick, timeout_ms=timeout_ms)
 
     async def send_oneway(
         self, message: Message, *, queue: MessageQueue | None = None, selector: Selector | None = None
@@ -263,9 +266,8 @@ class Producer:
                 print(receipts[0].queue, receipts[0].queue_offset)
         """
         sender = self._now_running().sender
-        check_batch(messages, body_bytes_max=self.config.body_bytes_max)
+        outgoing = self._pack_batch(sender, messages)
         pick = self._pick(messages[0], queue, None) if queue is not None else None
-        outgoing = self._prepare_batch(sender, messages)
         receipt = await sender.deliver(outgoing, pick=pick, timeout_ms=timeout_ms or self.config.send_timeout_ms)
         return split_receipt(receipt)
 
@@ -476,27 +478,24 @@ class Producer:
             shrink(outgoing, kind=self._compression, level=self.config.compress_level)
         return outgoing
 
-    def _prepare_batch(self, sender: Sender, messages: Sequence[Message]) -> Outgoing:
-        ids = sender.instance.unique_ids
-        outgoing = prepare_batch(
+    def _pack_batch(self, sender: Sender, messages: Sequence[Message]) -> Outgoing:
+        return pack_batch(
             messages,
-            message_ids=[ids.next() for _ in messages],
+            sender.instance.unique_ids,
             namespace=self._namespace,
+            body_bytes_max=self.config.body_bytes_max,
             more=[added(self._adders, message) for message in messages] if self._adders else None,
         )
-        check_batch_bytes(len(outgoing.body), body_bytes_max=self.config.body_bytes_max)
-        return outgoing
 
-    def _send_together(self, messages: Sequence[Message], queue: MessageQueue | None) -> asyncio.Future[SendReceipt]:
+    def _send_together(
+        self, messages: Sequence[Message], key: BatchKey, timeout_ms: int
+    ) -> asyncio.Future[SendReceipt]:
         """Send what the gatherer has gathered."""
-        running = self._now_running()
-        pick = self._pick(messages[0], queue, None) if queue is not None else None
-        outgoing = (
-            self._prepare(running.sender, messages[0])
-            if len(messages) == 1
-            else self._prepare_batch(running.sender, messages)
-        )
-        return running.sender.start(outgoing, pick=pick, timeout_ms=self.config.send_timeout_ms)
+        sender = self._now_running().sender
+        pick = None if key.queue is None else self._pick(messages[0], key.queue, None)
+        outgoing = self._prepare(sender, messages[0]) if len(messages) == 1 else self._pack_batch(sender, messages)
+        # Most were sent by callers that wait, and what has no order may go to another broker.
+        return sender.start(outgoing, pick=pick, timeout_ms=timeout_ms, retry=Retry.OTHER_BROKER)
 
 
 class _RunningProducer:

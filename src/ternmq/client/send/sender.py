@@ -12,7 +12,10 @@ the send:
   messages may already be on their way to, after network failures only. An answer, even a refusal, ends the send.
 - ``NONE``, one-way sends and messages with a fixed queue: an order is worth more than a retry that could break it.
 
-One time limit covers all attempts, and waiting for a route and a connection.
+A broker that is busy is another matter: it has stored nothing, and the send goes again when ``pace`` allows, or to a
+broker that is not busy. This does not count as an attempt, and keeps the queue of a message with a fixed one.
+
+One time limit covers all attempts, and waiting for a route, a connection and a busy broker.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.connect.routes import TopicRoute
 from ternmq.client.send.hooks import SendContext, SendHook, SendMode, run_after, run_before
 from ternmq.client.send.outgoing import Outgoing, SendHeads
+from ternmq.client.send.pace import SendPace
 from ternmq.client.send.queue_choice import LatencyFaults, RoundRobin
 from ternmq.errors import (
     BrokerRefused,
@@ -37,12 +41,13 @@ from ternmq.errors import (
     RouteMissing,
     SendFailed,
     ServiceNotAvailable,
+    SystemBusy,
     TernError,
     TooManyCalls,
 )
 from ternmq.message import MessageQueue, SendReceipt, SendStatus
 from ternmq.net.peer import Peer
-from ternmq.wire.codes import RequestCode
+from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.header import Response
 from ternmq.wire.record import Sysflag
 
@@ -62,6 +67,8 @@ class Retry(enum.Enum):
 _SYNC, _ASYNC, _ONEWAY = SendMode.SYNC, SendMode.ASYNC, SendMode.ONEWAY
 _OTHER_BROKER, _SAME_BROKER, _NO_RETRY = Retry.OTHER_BROKER, Retry.SAME_BROKER, Retry.NONE
 _OK: Final = SendStatus.OK
+#: Refusals of a broker that has too much to do.
+_BUSY_CODES: Final = frozenset({int(ResponseCode.SYSTEM_BUSY), int(ResponseCode.FLOW_CONTROL)})
 
 
 class Sender:
@@ -82,6 +89,8 @@ class Sender:
         #: Sends without waiting that have no answer yet, and what their bodies take.
         self.flying: dict[OngoingSend, None] = {}
         self._flying_bytes = 0
+        #: By address, of brokers that were busy.
+        self.paces: dict[str, SendPace] = {}
         self._group = group
         self._clock = instance.env.clock
         self._turns = RoundRobin(instance.env.random)
@@ -109,16 +118,27 @@ class Sender:
         """Send without an answer; waits only for route, connection and a peer that reads."""
         await self.deliver(outgoing, pick=pick, timeout_ms=timeout_ms, mode=_ONEWAY)
 
-    def start(self, outgoing: Outgoing, *, pick: Pick | None = None, timeout_ms: int) -> asyncio.Future[SendReceipt]:
-        """Send without waiting; the future gets the receipt or the error. Raises ``TooManyCalls`` at the limit."""
+    def start(
+        self,
+        outgoing: Outgoing,
+        *,
+        pick: Pick | None = None,
+        timeout_ms: int,
+        retry: Retry = Retry.SAME_BROKER,
+    ) -> asyncio.Future[SendReceipt]:
+        """Send without waiting; the future gets the receipt or the error. Raises ``TooManyCalls`` at the limit.
+
+        With ``pick``, nothing is retried, whatever ``retry`` says.
+        """
         body_bytes = len(outgoing.body)
         if self._flying_bytes + body_bytes > self.config.async_bytes_max:
             raise TooManyCalls(
                 f"{len(self.flying)} sends of {self._flying_bytes} bytes wait for an answer; await some of their "
                 "futures first, or raise async_bytes_max"
             )
-        retry = _SAME_BROKER if pick is None else _NO_RETRY
-        sending = OngoingSend(self, outgoing, _ASYNC, retry, pick=pick, timeout_ms=timeout_ms)
+        sending = OngoingSend(
+            self, outgoing, _ASYNC, retry if pick is None else _NO_RETRY, pick=pick, timeout_ms=timeout_ms
+        )
         self.flying[sending] = None
         self._flying_bytes += body_bytes
         sending.begin()
@@ -190,6 +210,47 @@ class Sender:
         if error is not None and isinstance(error, (NetworkError, ServiceNotAvailable)):
             self.instance.refresh_routes_soon()
 
+    # --- Busy brokers ----------------------------------------------------------------------------------------
+
+    def slow_down(self, address: str) -> None:
+        """A broker has refused a send because it is busy."""
+        pace = self.paces.get(address)
+        if pace is None:
+            pace = self.paces[address] = SendPace(self.instance.env.random)
+        now = self.now()
+        if pace.busy(self._calls_to(address), now):
+            asyncio.get_running_loop().call_later(pace.resume_at - now, self.release, address)
+
+    def keep_pace(self, address: str, *, stored: bool) -> None:
+        """An attempt at a broker that was busy has ended."""
+        pace = self.paces.get(address)
+        if pace is not None:
+            if stored:
+                pace.done()
+            self.release(address)
+
+    def release(self, address: str) -> None:
+        """Let go on what waits for a broker that was busy, as far as it has room."""
+        pace = self.paces.get(address)
+        if pace is not None:
+            pace.release(lambda: self._calls_to(address), self.now())
+            if pace.is_over:
+                del self.paces[address]
+
+    def paced(self, address: str) -> SendPace | None:
+        """The pace of a broker to which nothing may be sent right now."""
+        pace = self.paces.get(address)
+        return None if pace is None or pace.admits(self._calls_to(address), self.now()) else pace
+
+    def has_idle_broker(self, topic: str) -> bool:
+        """Whether a broker of this topic is not busy."""
+        route = self.instance.routes.known(topic)
+        return route is not None and any(self.address(route, queue) not in self.paces for queue in route.to_write)
+
+    def _calls_to(self, address: str) -> int:
+        peer = self.instance.connections.get(address)
+        return 0 if peer is None else peer.calls_open
+
     def now(self) -> float:
         return self._clock.monotonic()
 
@@ -205,10 +266,12 @@ class OngoingSend:
         "_attempts_left",
         "_avoid",
         "_awaited",
+        "_busy",
         "_context",
         "_failures",
         "_mode",
         "_opaque",
+        "_pace",
         "_peer",
         "_pick",
         "_queue",
@@ -255,6 +318,9 @@ class OngoingSend:
         #: While a route or a connection is awaited, and how an error says that it did not come.
         self._task: asyncio.Task[None] | None = None
         self._awaited = ""
+        #: While a busy broker must be left alone, and what it said last.
+        self._pace: SendPace | None = None
+        self._busy: BrokerRefused | None = None
         #: Of attempts that failed: why, and the brokers that they went to.
         self._failures: tuple[BaseException, ...] = ()
         self._avoid: tuple[str, ...] = ()
@@ -276,8 +342,11 @@ class OngoingSend:
             if peer is not None and (self._mode is _ASYNC or not peer.is_full):
                 self._write(peer)
                 return
+        self._start_finding()
+
+    def _start_finding(self) -> None:
         try:
-            self._task = instance.start(self._find_the_way)
+            self._task = self._sender.instance.start(self._find_the_way)
         except NotRunning as error:
             self._ended(None, error)
 
@@ -339,10 +408,25 @@ class OngoingSend:
         self._started = sender.now()
         return True
 
-    def _write(self, peer: Peer) -> None:
+    def go_on(self) -> None:
+        """The broker is not too busy any more (``pace.Paced``)."""
+        self._pace = None
+        self._awaited = ""
+        peer = self._sender.instance.connections.get(self._address)
+        if peer is not None and (self._mode is _ASYNC or not peer.is_full):
+            self._write(peer, is_admitted=True)
+        else:
+            self._start_finding()
+
+    def _write(self, peer: Peer, *, is_admitted: bool = False) -> None:
         sender, outgoing, queue = self._sender, self.outgoing, self._queue
         assert queue is not None
         is_oneway = self._mode is _ONEWAY
+        if sender.paces and not is_admitted and (pace := sender.paced(self._address)) is not None:
+            self._pace = pace
+            self._awaited = f"{self._address} was too busy for the message"
+            pace.wait(self)
+            return
         try:
             opaque = peer.next_opaque()
             head = sender.heads.encode(outgoing, queue.queue_id, opaque=opaque, oneway=is_oneway)
@@ -380,10 +464,13 @@ class OngoingSend:
 
     def expire(self) -> None:
         """The time for all attempts is over (``time_limits.Expiring``)."""
-        self._attempts_left = 1
+        self._attempts_left = 0
+        is_paced = self._pace is not None
         self._let_go()
         address, within = self._address, f"within {self._timeout_ms} ms"
-        if self._awaited:
+        if is_paced:
+            self.failed(self._busy or SystemBusy(f"{self._awaited} {within}; send more slowly, or add a broker"))
+        elif self._awaited:
             self.failed(CallTimeout(f"{self._awaited} {within}", address=address))
         else:
             what = f"{RequestCode(self.outgoing.code).name} to {self._queue}"
@@ -393,13 +480,18 @@ class OngoingSend:
 
     def _ended(self, receipt: SendReceipt | None, error: BaseException | None) -> None:
         """An attempt has ended with a receipt or an error; maybe another one follows."""
-        queue = self._queue
+        queue, sender = self._queue, self._sender
         self._peer = self._task = None
         self._awaited = ""
         if queue is not None:
-            self._sender.report(queue, self._started, error)
+            sender.report(queue, self._started, error)
         self._run_hooks_after(receipt, error)
+        if sender.paces:
+            sender.keep_pace(self._address, stored=error is None)
         if error is not None:
+            if isinstance(error, BrokerRefused) and error.code in _BUSY_CODES and self._attempts_left > 0:
+                self._wait_while_busy(error)
+                return
             if not self._may_retry_after(error):
                 self._finish(None, error)
                 return
@@ -422,6 +514,21 @@ class OngoingSend:
             self._finish(self._stored, None)
         else:
             self._finish(None, self._all_failed())
+
+    def _wait_while_busy(self, refusal: BrokerRefused) -> None:
+        """Nothing was stored, and nothing is as it should be: go again when the broker, or another one, has room."""
+        sender = self._sender
+        self._busy = refusal
+        sender.slow_down(self._address)
+        if self.receipt.done():
+            # Cancelled by its holder.
+            self._finish(None, None)
+            return
+        if self._retry is _OTHER_BROKER and self._queue is not None and sender.has_idle_broker(self.outgoing.topic):
+            self._avoid = (*self._avoid, self._queue.broker_name)
+            self._queue = None
+        self._address = ""
+        self.begin()
 
     def _run_hooks_after(self, receipt: SendReceipt | None, error: BaseException | None) -> None:
         context = self._context
@@ -468,6 +575,9 @@ class OngoingSend:
         if self._task is not None:
             self._task.cancel()
             self._task = None
+        if self._pace is not None:
+            self._pace.forget(self)
+            self._pace = None
         if self._peer is not None:
             self._peer.forget_call(self._opaque)
             self._peer = None

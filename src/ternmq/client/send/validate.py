@@ -39,7 +39,7 @@ _ATTRIBUTES: Final = {
 def check_message(message: Message, *, body_bytes_max: int = BODY_BYTES_MAX) -> None:
     """Raise ``InvalidMessage`` or ``InvalidName`` for what no broker should see, ``TypeError`` for a text as body."""
     topic, body = message.topic, message.body
-    _check_sendable(topic)
+    check_sendable(topic)
     if not isinstance(body, (bytes, bytearray, memoryview)):
         raise TypeError(f"invalid body of type {type(body).__name__}: expected bytes; for text use text.encode()")
     if not body:
@@ -99,7 +99,8 @@ def _check_delivery_time(message: Message) -> None:
 
 
 @lru_cache(1024)
-def _check_sendable(topic: str) -> None:
+def check_sendable(topic: str) -> None:
+    """Raise ``InvalidName`` or ``InvalidMessage`` for a topic that an application cannot send to."""
     # Kept, as programs send to the same few topics again and again; errors are not.
     check_topic(topic)
     if not may_send(topic):
