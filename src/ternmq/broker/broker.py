@@ -447,7 +447,9 @@ class Broker:
             )
             polls.refusal = reads.refusal
             routes |= reads.routes(routes)
-            routes |= RaftHandlers(group, is_master=lambda: roles.is_master).routes(routes)
+            routes |= RaftHandlers(group, is_master=lambda: roles.is_master, monotonic=env.clock.monotonic).routes(
+                routes
+            )
 
         # What tells what.
         def topic_changed(topic: TopicConfig | None) -> None:

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Final
 
 from ternmq.broker.config import BrokerConfig
+from ternmq.broker.raft_deletions import delete_on_leader
+from ternmq.broker.raft_reads import not_leading
 from ternmq.broker.roles import Role, Roles, Term
 from ternmq.broker.tables.included import Included
 from ternmq.env import Env
@@ -434,6 +436,13 @@ class RaftGroup:
                 trouble=status.trouble,
             ),
         )
+
+    async def delete_on_leader(self, topic: str) -> None:
+        """As follower: have the leader delete a topic. Raises ``BrokerRefused``."""
+        address = self._leader_address()
+        if address is None:
+            raise not_leading(self.node)
+        await delete_on_leader(self._caller, address, topic, member=self.node.id)
 
     def deleted_topics(self) -> DeletedTopicsBody:
         """For followers: which topics were deleted, and where in the log."""
