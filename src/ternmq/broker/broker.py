@@ -523,7 +523,7 @@ class Broker:
                 store=store,
                 roles=roles,
                 tables=copied,
-                included=(tables.topics.included, tables.groups.included),
+                included=services.numbers,
                 forget_topic=services.catalog.deleted_elsewhere,
                 registered=registration.members,
                 address=self.address,
