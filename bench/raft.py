@@ -36,7 +36,7 @@ from bench.systems import Node, System
 from ternmq import Admin
 from ternmq.errors import TernError
 from tests.interop import rocketmq
-from tests.raft.processes import Load
+from tests.raft.processes import Load, filled
 
 MEMBERS: Final = ("n0", "n1", "n2")
 #: Until a group has a leader: DLedger waits some seconds, Java starts slowly.
@@ -60,12 +60,14 @@ class Kind:
     names: Callable[[Path], AbstractContextManager[str]]
     node: Callable[[Path, str, str, str], AbstractContextManager[Node]]
     members: tuple[str, ...] = MEMBERS
+    #: Whether its members vote only when they have all that was committed before they began (``filled``).
+    fills: bool = False
 
 
 KINDS: Final = {
     "dledger": Kind(systems.start_rocketmq_names, systems.start_dledger_node),
-    "ternmq": Kind(systems.start_ternmq_names, systems.start_raft_node),
-    "ternmq-disk": Kind(systems.start_ternmq_names, partial(systems.start_raft_node, flush="SYNC_FLUSH")),
+    "ternmq": Kind(systems.start_ternmq_names, systems.start_raft_node, fills=True),
+    "ternmq-disk": Kind(systems.start_ternmq_names, partial(systems.start_raft_node, flush="SYNC_FLUSH"), fills=True),
     "single": Kind(
         systems.start_ternmq_names,
         lambda directory, names, _member, _peers: systems.start_ternmq_node(directory, names, "ASYNC_MASTER", 0),
@@ -124,9 +126,16 @@ def started(kind: Kind, directory: Path) -> Iterator[Group]:
             for member in kind.members:
                 group.start(member)
             asyncio.run(group.leader())
+            if kind.fills:
+                asyncio.run(_filled(names))
             yield group
         finally:
             group.close()
+
+
+async def _filled(names: str) -> None:
+    async with Admin(names) as admin:
+        await filled(admin)
 
 
 async def _gaps(group: Group, rounds: int) -> list[float]:

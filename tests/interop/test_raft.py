@@ -10,7 +10,7 @@ import pytest
 from ternmq.admin import Admin
 from tests.interop import jvm
 from tests.interop.java import Java
-from tests.raft.processes import kill_leaders, leader, level, running
+from tests.raft.processes import leader, level, lose_leaders, running
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
@@ -62,4 +62,4 @@ async def test_java_clients_follow_a_killed_leader(java: Java, tmp_path: Path) -
 
 async def test_leaders_that_are_killed_under_java_s_producers_take_nothing_along(tmp_path: Path) -> None:
     """P4: producers of both versions at once. Fifty rounds are in ``script/soak raft-kill --java``."""
-    await kill_leaders(tmp_path, 3, with_java=True)
+    await lose_leaders(tmp_path, 3, with_java=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ternmq.allocation import Averagely
+from ternmq.broker.tables.included import Included
 from ternmq.files import TableFile
 from ternmq.message import MessageQueue
 from ternmq.pop.assign import RequestModeTable, popped_queues
@@ -18,7 +19,8 @@ MEMBERS = ["one", "two", "three", "four"]
 
 def modes(path: Path, **defaults: object) -> RequestModeTable:
     given: dict[str, object] = {"default_mode": RequestMode.PULL, "default_share": -1}
-    table = RequestModeTable(TableFile(path / "messageRequestMode.json"), **(given | defaults))  # type: ignore[arg-type]
+    file = TableFile(path / "messageRequestMode.json")
+    table = RequestModeTable(file, included=Included(), **(given | defaults))  # type: ignore[arg-type]
     table.load()
     return table
 

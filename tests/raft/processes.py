@@ -130,6 +130,8 @@ class Load:
         self.acknowledged: set[int] = set()
         #: When the last message was acknowledged.
         self.at = 0.0
+        #: The longest time between two answers; set it to 0 to measure anew.
+        self.silence_s = 0.0
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -156,7 +158,9 @@ class Load:
 
     def _acknowledged(self, number: int) -> None:
         self.acknowledged.add(number)
-        self.at = asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time()
+        self.silence_s = max(self.silence_s, now - self.at if self.at else 0.0)
+        self.at = now
 
     async def goes_on(self, count: int = 20) -> None:
         """Wait until some more messages are acknowledged."""
@@ -225,8 +229,12 @@ async def level(admin: Admin) -> list[RaftMemberInfo]:
             await asyncio.sleep(0.05)
 
 
-async def kill_leaders(directory: Path, rounds: int, *settings: str, with_java: bool = False) -> list[float]:
-    """Kill the leader again and again under load; the seconds until a message was acknowledged again.
+async def lose_leaders(
+    directory: Path, rounds: int, *settings: str, with_java: bool = False, way: str = "kill"
+) -> list[float]:
+    """Lose the leader again and again under load; the seconds until a message was acknowledged again.
+
+    ``way``: by ``kill`` -9; by a clean ``stop`` or a ``transfer``, where it is the longest time without an answer.
 
     Raises ``AssertionError`` if a message that was acknowledged is lost, or the members differ.
     """
@@ -239,10 +247,22 @@ async def kill_leaders(directory: Path, rounds: int, *settings: str, with_java: 
             for _ in range(rounds):
                 await load.goes_on()
                 old = await leader(admin)
-                await asyncio.to_thread(processes.kill, old)
-                killed_at = asyncio.get_running_loop().time()
-                await load.goes_on(1)
-                gaps.append(load.at - killed_at)
+                load.silence_s = 0.0
+                if way == "transfer":
+                    await admin.raft.transfer("broker-a")
+                    await load.goes_on()
+                    gaps.append(load.silence_s)
+                    continue
+                if way == "stop":
+                    processes.signal(old, signal.SIGTERM)
+                    await asyncio.to_thread(processes.members[old].wait)
+                    await load.goes_on()
+                    gaps.append(load.silence_s)
+                else:
+                    await asyncio.to_thread(processes.kill, old)
+                    killed_at = asyncio.get_running_loop().time()
+                    await load.goes_on(1)
+                    gaps.append(load.at - killed_at)
                 await asyncio.to_thread(processes.restart, old)
             await load.goes_on()
         await level(admin)
@@ -281,15 +301,17 @@ def entries_of(files: Iterable[bytes], file_bytes: int) -> bytes:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="script/soak raft-kill")
-    parser.add_argument("rounds", type=int, nargs="?", default=50, help="how often the leader is killed (50)")
+    parser.add_argument("rounds", type=int, nargs="?", default=50, help="how often the leader is lost (50)")
     parser.add_argument("--java", action="store_true", help="producers of Java, 4.9.4 and 5.2.0, instead of TernMQ's")
+    parser.add_argument("--way", choices=("kill", "stop", "transfer"), default="kill", help="how it is lost (kill)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the brokers")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        gaps = asyncio.run(kill_leaders(Path(directory), given.rounds, *given.set, with_java=given.java))
+        losing = lose_leaders(Path(directory), given.rounds, *given.set, with_java=given.java, way=given.way)
+        gaps = asyncio.run(losing)
     print(  # noqa: T201 - the result of a program
-        f"{len(gaps)} leaders killed, no acknowledged message lost; until the next acknowledged message: median "
-        f"{statistics.median(gaps):.2f} s, worst {max(gaps):.2f} s"
+        f"{len(gaps)} leaders lost by {given.way}, no acknowledged message lost; until the next acknowledged message: "
+        f"median {statistics.median(gaps):.2f} s, worst {max(gaps):.2f} s"
     )
 
 

@@ -14,14 +14,14 @@ import pytest
 
 from ternmq.admin import Admin
 from ternmq.errors import TernError
-from tests.raft.processes import LONG_S, Load, check, filled, kill_leaders, leader, level, running
+from tests.raft.processes import LONG_S, Load, check, filled, leader, level, lose_leaders, running
 from tests.tmpfs import Tmpfs, small_disk
 
 __all__ = ["small_disk"]
 
 
 async def test_a_killed_leader_takes_nothing_along(tmp_path: Path) -> None:
-    await kill_leaders(tmp_path, 2)
+    await lose_leaders(tmp_path, 2)
 
 
 async def test_a_leader_that_was_stopped_comes_back_as_a_follower(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ class Clerk:
         self.topics: dict[str, int] = {}
         #: Name → retries; -1: deleted.
         self.groups: dict[str, int] = {}
-        self._random = Random(cluster.seed)
+        self.random = Random(cluster.seed)
         self._order: asyncio.Queue[asyncio.Future[None]] = asyncio.Queue()
 
     async def work(self, changes: int) -> None:
@@ -69,26 +69,26 @@ class Clerk:
                 while not done.done():
                     number += 1
                     try:
-                        await self._change(admin, producer, instance, number)
+                        await self.change(admin, producer, instance, number)
                         done.set_result(None)
                     except TernError:
                         await asyncio.sleep(0.1)
 
-    async def _change(self, admin: Admin, producer: Producer, instance: ClientInstance, number: int) -> None:
-        choice, queues = self._random.random(), self._random.randrange(1, 9)
+    async def change(self, admin: Admin, producer: Producer, instance: ClientInstance, number: int) -> None:
+        choice, queues = self.random.random(), self.random.randrange(1, 9)
         if choice < 0.3:
-            await self._note(
+            await self.note(
                 self.topics, f"topic-{number}", queues, lambda name: admin.topics.create(name, queues=queues)
             )
         elif choice < 0.5:
             # With as many queues as the producer wants, whatever queue the message is in.
             name = f"sent-{number}"
-            await self._note(self.topics, name, 4, lambda name: producer.send(Message(name, b"1")))
+            await self.note(self.topics, name, 4, lambda name: producer.send(Message(name, b"1")))
         elif choice < 0.7 and (living := sorted(name for name, queues in self.topics.items() if queues)):
-            await self._note(self.topics, self._random.choice(living), 0, admin.topics.delete)
+            await self.note(self.topics, self.random.choice(living), 0, admin.topics.delete)
         elif choice < 0.9 or not (living := sorted(name for name, retries in self.groups.items() if retries >= 0)):
             name = f"group-{number}"
-            await self._note(self.groups, name, queues, lambda name: admin.groups.create(name, retry_max=queues))
+            await self.note(self.groups, name, queues, lambda name: admin.groups.create(name, retry_max=queues))
         else:
             [master] = await admin.brokers.masters()
 
@@ -96,9 +96,9 @@ class Clerk:
                 header = DeleteGroup(group_name=group, clean_offset=True)
                 return instance.ask(master.address, RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
 
-            await self._note(self.groups, self._random.choice(living), -1, delete)
+            await self.note(self.groups, self.random.choice(living), -1, delete)
 
-    async def _note(
+    async def note(
         self, table: dict[str, int], name: str, value: int, change: Callable[[str], Awaitable[object]]
     ) -> None:
         table.pop(name, None)
@@ -175,13 +175,13 @@ class Trouble:
         self.leader().kill()
 
 
-def simulate(seed: int, rounds: int = ROUNDS) -> list[str]:
-    """Kill leaders right after changes; returns what a new one does not have."""
+def simulate(seed: int, rounds: int = ROUNDS, clerks: type[Clerk] = Clerk) -> list[str]:
+    """Kill leaders right after changes of such a clerk; returns what a new one does not have."""
     lost: list[str] = []
 
     async def story(cluster: Cluster) -> None:
         members = cluster.raft_group("broker-a", 3)
-        clerk, chance = Clerk(cluster), Random(seed)
+        clerk, chance = clerks(cluster), Random(seed)
         trouble = Trouble(cluster, members, clerk, chance)
         await cluster.start(cluster.name_server(), *members)
         await until(lambda: leader_of(members))

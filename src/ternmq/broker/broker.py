@@ -453,7 +453,9 @@ class Broker:
             )
             polls.refusal = reads.refusal
             routes |= reads.routes(routes)
-            routes |= RaftHandlers(group, is_master=lambda: roles.is_master).routes(routes)
+            routes |= RaftHandlers(group, is_master=lambda: roles.is_master, monotonic=env.clock.monotonic).routes(
+                routes
+            )
 
         # What tells what.
         def topic_changed(topic: TopicConfig | None) -> None:
@@ -528,7 +530,7 @@ class Broker:
                 store=store,
                 roles=roles,
                 tables=copied,
-                included=(tables.topics.included, tables.groups.included),
+                included=services.numbers,
                 forget_topic=services.catalog.deleted_elsewhere,
                 registered=registration.members,
                 address=self.address,

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Final
 
 from ternmq.broker.config import BrokerConfig
+from ternmq.broker.raft_deletions import delete_on_leader
+from ternmq.broker.raft_reads import not_leading
 from ternmq.broker.roles import Role, Roles, Term
 from ternmq.broker.tables.included import Included
 from ternmq.env import Env
@@ -253,14 +255,14 @@ class RaftGroup:
                 segment_bytes=self._store_config.mapped_file_size_commit_log,
             ),
             send=node.links.send,
-            may_begin=node.may_begin_anew,
+            may_begin=node.missing.may_begin_anew,
             on_ready=self._on_exchange,
             bytes_per_second=config.raft_catch_up_bytes_per_second,
             self_id=node.id,
         )
-        node.files = filling
+        node.missing.files = filling
         if self._places.plan() is not None:
-            node.await_tables()
+            node.missing.await_tables()
         self._compare_settings(node)
         async with Tasks() as tasks:
             tasks.create_task(self._take_roles(roles), name="raft: take roles")
@@ -347,7 +349,8 @@ class RaftGroup:
         node = self._node
         if node is None:
             return "it is being started"
-        return node.trouble or node.lack or ("" if node.core.leader is not None else "the group has no leader")
+        no_leader = "" if node.core.leader is not None else "the group has no leader"
+        return node.trouble or node.missing.reason or no_leader
 
     def status(self) -> RaftStatus:
         return self.node.status()
@@ -433,6 +436,13 @@ class RaftGroup:
                 trouble=status.trouble,
             ),
         )
+
+    async def delete_on_leader(self, topic: str) -> None:
+        """As follower: have the leader delete a topic. Raises ``BrokerRefused``."""
+        address = self._leader_address()
+        if address is None:
+            raise not_leading(self.node)
+        await delete_on_leader(self._caller, address, topic, member=self.node.id)
 
     def deleted_topics(self) -> DeletedTopicsBody:
         """For followers: which topics were deleted, and where in the log."""
@@ -540,7 +550,7 @@ class RaftGroup:
         return self._copies.rounds if self._copies is not None else 0
 
     def _copied(self, _log_end: int) -> None:
-        self.node.tables_copied()
+        self.node.missing.tables_copied()
 
     def _sealed(self) -> None:
         if self._node is not None:

@@ -49,6 +49,16 @@ _WRITES: Final = (RequestCode.UPDATE_CONSUMER_OFFSET,)
 _Answer = Reply | bytes | Awaitable[Reply | None] | None
 
 
+def not_leading(node: RaftNode, cure: str = "") -> NotMaster:
+    """The refusal of a member that does not lead; it names the leader, and where clients reach that."""
+    leader = node.core.leader
+    if leader in (None, node.id):
+        return NotMaster(f"{node.id} does not lead its group, and there is no leader yet; ask again soon{cure}")
+    hello = node.links.known.get(leader or "")
+    place = f" ({hello.address})" if hello is not None else ""
+    return NotMaster(f"{node.id} does not lead its group: {leader}{place} does; ask the leader{cure}")
+
+
 class RaftReads:
     """All methods belong to the broker's loop. ``is_enabled``: whether followers serve reads (``slaveReadEnable``)."""
 
@@ -80,14 +90,8 @@ class RaftReads:
     def _of_follower(self, *, is_write: bool) -> NotMaster | None:
         if self._is_enabled() and not is_write:
             return None
-        node = self._node()
-        leader = node.core.leader
-        return NotMaster(
-            f"{node.id} does not lead its group"
-            + (f": {leader} does" if leader not in (None, node.id) else ", and there is no leader yet")
-            + "; ask the leader"
-            + ("" if is_write else ", or let followers serve reads (slaveReadEnable=true)")
-        )
+        cure = "" if is_write else ", or let followers serve reads (slaveReadEnable=true)"
+        return not_leading(self._node(), cure)
 
     def _guarded(self, route: Route, *, is_write: bool = False) -> Route:
         handler = route.handler

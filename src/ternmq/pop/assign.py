@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Protocol
 
 from ternmq import names
 from ternmq.allocation import Allocation
@@ -24,11 +25,23 @@ from ternmq.wire.bodies.codec import decode, encode
 from ternmq.wire.handles import ALL_QUEUES
 
 
+class ChangesIncluded(Protocol):
+    """Which changes of a Raft group's log are in the table (``broker.tables.included``)."""
+
+    @property
+    def count(self) -> int | None: ...
+
+    def take(self, count: int | None, /) -> None: ...
+
+
 class RequestModeTable:
     """All methods belong to the broker's loop. Call ``load`` once before anything else."""
 
-    def __init__(self, file: TableFile, *, default_mode: RequestMode, default_share: int) -> None:
+    def __init__(
+        self, file: TableFile, *, default_mode: RequestMode, default_share: int, included: ChangesIncluded
+    ) -> None:
         self._file = file
+        self._included = included
         self._default_mode = default_mode
         self._default_share = default_share
         #: By topic, then group.
@@ -44,18 +57,26 @@ class RequestModeTable:
         saved = self._file.load(lambda data: decode(data, RequestModesBody))
         if saved is not None:
             self._table = {topic: dict(groups) for topic, groups in saved.message_request_mode_map.items()}
+            self._included.take(saved.changes_included)
+        else:
+            self._included.take(0)
 
     def body(self) -> RequestModesBody:
         """The whole table in its wire form, as it is now."""
         table = {topic: dict(groups) for topic, groups in self._table.items()}
-        return RequestModesBody(message_request_mode_map=table)
+        return RequestModesBody(message_request_mode_map=table, changes_included=self._included.count)
 
     def copy(self, modes: RequestModesBody) -> None:
         """Have the modes of a master (O4)."""
+        self._included.take(modes.changes_included)
         table = {topic: dict(groups) for topic, groups in modes.message_request_mode_map.items()}
         if table != self._table:
             self._table = table
             self._file.save(self._copy)
+
+    def save_again(self) -> None:
+        """Write the file, without a change: its number of changes is known now."""
+        self._file.save(self._copy)
 
     async def saved(self) -> None:
         """Wait until all changes are on disk; raises ``TableUnsaved``."""

@@ -453,6 +453,15 @@ class MembersReply(Call, kw_only=True):
     members: str
 
 
+@carried_by(Code.DELETE_TOPIC_IN_GROUP)
+class DeleteTopicInGroup(Call, kw_only=True):
+    """DELETE_TOPIC_IN_GROUP 15045, of TernMQ: from a member that was asked to delete a topic, to its leader."""
+
+    topic: str
+    #: The id of the member.
+    member: str
+
+
 # --- Users and policies of 5.3 (N1); the objects are bodies ----------------------------------------------------
 
 

@@ -9,8 +9,8 @@ from ternmq import names
 from ternmq.allocation import Allocation, Averagely, AveragelyByCircle, ConsistentHash
 from ternmq.broker.config import READ
 from ternmq.broker.flow import ADMIN, CLIENT
+from ternmq.broker.services.catalog import Catalog
 from ternmq.broker.tables.clients import Clients
-from ternmq.broker.tables.groups import Groups
 from ternmq.broker.tables.topics import Topics
 from ternmq.errors import InvalidParameter, NoPermission
 from ternmq.message import MessageQueue
@@ -47,9 +47,9 @@ class AssignmentHandlers:
         self,
         *,
         modes: RequestModeTable,
+        catalog: Catalog,
         clients: Clients,
         topics: Topics,
-        groups: Groups,
         broker_name: str,
         find_route: FindRoute,
         tell_members: Callable[[str], None],
@@ -57,7 +57,7 @@ class AssignmentHandlers:
         self._modes = modes
         self._clients = clients
         self._topics = topics
-        self._groups = groups
+        self._catalog = catalog
         self._broker_name = broker_name
         self._find_route = find_route
         self._tell_members = tell_members
@@ -106,13 +106,10 @@ class AssignmentHandlers:
             raise NoPermission(
                 f"retry topic is not allowed to set mode: {mode.topic}; set the mode of the topic itself"
             )
-        self._topics.find(mode.topic)
-        self._groups.find(mode.consumer_group)
-        self._modes.put(mode)
+        self._catalog.set_mode(mode)
         # Members ask again now, not with their next rebalance.
         self._tell_members(mode.consumer_group)
-        await self._groups.saved()
-        await self._modes.saved()
+        await self._catalog.saved()
         return Reply()
 
     def all_modes(self, _peer: Peer, _request: Request[object]) -> Reply:

@@ -99,9 +99,9 @@ class Handlers:
         )
         assignments = AssignmentHandlers(
             modes=services.popping.modes,
+            catalog=services.catalog,
             clients=tables.clients,
             topics=tables.topics,
-            groups=tables.groups,
             broker_name=name,
             find_route=registration.find_route,
             tell_members=self.members.tell_members,

@@ -7,7 +7,7 @@ change is written to the log before it is made (``services.table_journal``), and
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -18,11 +18,14 @@ from ternmq.broker.services.table_journal import TableJournal
 from ternmq.broker.tables import groups as group_rules
 from ternmq.broker.tables import topics as topic_rules
 from ternmq.broker.tables.groups import Groups
+from ternmq.broker.tables.included import Lacking
 from ternmq.broker.tables.offsets import Offsets
 from ternmq.broker.tables.stats import Stats
 from ternmq.broker.tables.topics import Topics
 from ternmq.errors import InvalidParameter
+from ternmq.pop.assign import RequestModeTable
 from ternmq.store.store import MessageStore
+from ternmq.wire.bodies.clients import GroupRequestMode
 from ternmq.wire.bodies.groups import GroupReadable, SubscriptionGroupConfig
 from ternmq.wire.bodies.raft import TableChange
 from ternmq.wire.bodies.topics import TopicConfig
@@ -55,6 +58,7 @@ class Catalog:
         store: MessageStore,
         offsets: Offsets,
         stats: Stats,
+        modes: RequestModeTable,
         journal: TableJournal,
         published: Published,
         on_delete_topic: Callable[[str], None],
@@ -65,6 +69,7 @@ class Catalog:
         self._store = store
         self._offsets = offsets
         self._stats = stats
+        self._modes = modes
         self._journal = journal
         self._published = published
         self._on_delete_topic = on_delete_topic
@@ -100,7 +105,7 @@ class Catalog:
 
         ``offsets_too``: after a deletion, which removes offsets as well.
         """
-        await self._safe(self._topics)
+        await self._safe(self._topics, *((self._offsets, self._modes) if offsets_too else ()))
         await self._topics.saved()
         if offsets_too:
             await self._offsets.saved()
@@ -113,14 +118,11 @@ class Catalog:
         self._stats.forget_topic(topic)
         self._on_delete_topic(topic)
 
-    def _delete(self, topics: Iterable[str], *, as_of: int | None = None) -> None:
-        """Forget topics, with what is stored of them before the log offset ``as_of``; None: all."""
+    def _delete(self, topics: Iterable[str]) -> None:
+        """Forget topics, with all that is stored of them."""
         for topic in topics:
             self._topics.delete(topic)
-            if as_of is not None and self._store.deletions.get(topic, 0) >= as_of:
-                # Already deleted here. The offsets are of a new topic of that name.
-                continue
-            self._store.delete_topics({topic}, as_of=as_of)
+            self._store.delete_topics({topic})
             self.deleted_elsewhere(topic)
         # A topic of the same name begins with queue offset 0: offsets of this one must not come back after a crash.
         self._offsets.save()
@@ -178,33 +180,76 @@ class Catalog:
         self._journal.require(TableChange(readable=GroupReadable(group=group, topic=topic, readable=readable)))
         self._groups.let_read(group, topic, readable=readable)
 
+    def set_mode(self, mode: GroupRequestMode) -> None:
+        """Have a group pop the messages of a topic from now on, or pull them. Raises ``TopicMissing`` and
+        ``GroupMissing``."""
+        self._topics.find(mode.topic)
+        self._groups.find(mode.consumer_group)
+        self._journal.require(TableChange(mode=mode))
+        self._modes.put(mode)
+
     async def saved(self) -> None:
         """Wait until all changes of groups are on disk. Raises ``TableUnsaved``."""
-        await self._safe(self._groups)
+        await self._safe(self._groups, self._offsets, self._modes)
         await self._groups.saved()
         await self._offsets.saved()
+        await self._modes.saved()
 
-    async def _safe(self, table: Topics | Groups) -> None:
-        """In a Raft group: wait until a majority has all changes, and have the table say that its own are made. Else
+    async def _safe(self, *tables: Topics | Groups | Offsets | RequestModeTable) -> None:
+        """In a Raft group: wait until a majority has all changes, and have the tables say that theirs are made. Else
         the next start would make them once more, over what came later."""
         await self._journal.safe()
         if self._journal.is_on:
-            table.save_again()
+            for table in tables:
+                table.save_again()
 
     # --- Changes of an earlier leader -------------------------------------------------------------------------------
 
-    def follow(self, change: TableChange, end_offset: int) -> None:
-        """Make a change whose record ends at ``end_offset``; once more changes nothing. Raises ``TernError``."""
-        if change.topic is not None:
+    def follow(self, change: TableChange, end_offset: int, lacking: Lacking) -> None:
+        """Make a change whose record ends at ``end_offset``, in the tables that lack it. Raises ``TernError``."""
+        if change.topic is not None and lacking.topics:
             self._topics.put(change.topic)
         if change.deleted_topics is not None:
-            self._delete(change.deleted_topics, as_of=end_offset)
-        if change.group is not None:
+            self._follow_deletion(change.deleted_topics, end_offset, lacking)
+        if change.group is not None and lacking.groups:
             self._groups.put(change.group)
         if change.deleted_group is not None:
-            self._delete_group(change.deleted_group, offsets_too=change.offsets_too)
-        if change.readable is not None:
+            self._follow_group_deletion(change.deleted_group, lacking, offsets_too=change.offsets_too)
+        if change.readable is not None and lacking.groups:
             self._groups.let_read(change.readable.group, change.readable.topic, readable=change.readable.readable)
+        if change.mode is not None and lacking.modes:
+            self._modes.put(change.mode)
+        if change.moved is not None and lacking.offsets:
+            moved = change.moved
+            for queue_id, queue_offset in moved.offsets.items():
+                self._offsets.reset(moved.group, moved.topic, queue_id, queue_offset, has_readers=moved.has_readers)
+
+    # No term runs now, so no part of one has to be told. A table that has the deletion may have more: a mode, or
+    # offsets, of a new topic or group of that name.
+
+    def _follow_deletion(self, topics: Sequence[str], end_offset: int, lacking: Lacking) -> None:
+        for topic in topics:
+            is_stored = lacking.topics and self._store.deletions.get(topic, 0) < end_offset
+            if lacking.topics:
+                self._topics.delete(topic)
+            if is_stored:
+                self._store.delete_topics({topic}, as_of=end_offset)
+                self._stats.forget_topic(topic)
+            if lacking.offsets or is_stored:
+                self._offsets.delete_topic(topic)
+            if lacking.modes:
+                self._modes.forget(topic=topic)
+        self._offsets.save()
+
+    def _follow_group_deletion(self, group: str, lacking: Lacking, *, offsets_too: bool) -> None:
+        if lacking.groups:
+            self._groups.delete(group)
+            self._stats.forget_group(group)
+        if lacking.offsets and offsets_too:
+            self._offsets.delete_group(group)
+            self._offsets.save()
+        if lacking.modes:
+            self._modes.forget(group=group)
 
 
 def _check_named(what: str, name: str) -> None:

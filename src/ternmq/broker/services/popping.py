@@ -30,6 +30,7 @@ from ternmq.broker.services.quotas import Quotas
 from ternmq.broker.services.reading import COLD_MAX
 from ternmq.broker.tables.filters import Filters, Wanted
 from ternmq.broker.tables.groups import Groups
+from ternmq.broker.tables.included import Included
 from ternmq.broker.tables.offsets import Offsets
 from ternmq.broker.tables.stats import Stats
 from ternmq.broker.tables.topics import Topics
@@ -143,11 +144,13 @@ class Popping:
         self._cold_count = 0
         self._running: PopTerm | None = None
         self._reason: TernError = NotMaster("this broker is not the master: pop from the master")
-        #: How groups share queues; every node has this table.
+        #: How groups share queues; every node has this table. And which changes of a Raft group's log are in it.
+        self.modes_included = Included()
         self.modes = RequestModeTable(
             table_file("messageRequestMode.json"),
             default_mode=config.default_message_request_mode,
             default_share=config.default_pop_share_queue_num,
+            included=self.modes_included,
         )
         self._orders_file = table_file("consumerOrderInfo.json")
         self.apply(config)

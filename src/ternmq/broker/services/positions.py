@@ -23,6 +23,7 @@ from typing import Final, Protocol
 
 from ternmq.broker.config import BrokerConfig
 from ternmq.broker.services.access import check_move
+from ternmq.broker.services.table_journal import TableJournal
 from ternmq.broker.tables.clients import Clients
 from ternmq.broker.tables.groups import Groups
 from ternmq.broker.tables.offsets import Offsets
@@ -34,6 +35,7 @@ from ternmq.replication.returning import COUNT_MAX
 from ternmq.store.store import MessageStore
 from ternmq.wire.bodies.clients import MessageModel
 from ternmq.wire.bodies.offsets import OwnOffset
+from ternmq.wire.bodies.raft import MovedGroup, TableChange
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +73,7 @@ class Positions:
         self,
         config: BrokerConfig,
         *,
+        journal: TableJournal,
         store: MessageStore,
         offsets: Offsets,
         topics: Topics,
@@ -78,6 +81,7 @@ class Positions:
         clients: Clients,
         moved: Callable[[str, str, int], None],
     ) -> None:
+        self._journal = journal
         self._store = store
         self._offsets = offsets
         self._topics = topics
@@ -209,9 +213,16 @@ class Positions:
                 if future is not None:
                     found[queue_id] = await asyncio.wrap_future(future)
         reset = self._reset(command, queue_ids, found)
-        self._offsets.save()
-        await self._offsets.saved()
+        await self._saved()
         return reset
+
+    async def _saved(self) -> None:
+        """Wait until what a tool has moved is on disk, and in a Raft group on a majority. Raises ``TableUnsaved``, and
+        ``ServiceNotAvailable``."""
+        await self._journal.safe()
+        # With the number of changes, too: else the next start would make this one once more, over later commits.
+        self._offsets.save_again()
+        await self._offsets.saved()
 
     def _reset(self, command: ResetCommand, queue_ids: Sequence[int], found: Mapping[int, int]) -> Reset:
         group, topic = command.group, command.topic
@@ -229,9 +240,17 @@ class Positions:
                     f"Consumer not online, so can not reset offset. Group: {group}; commit the offsets instead"
                 )
             # Without readers no member could be told, and no reset may wait for ever.
-            self._move(group, targets, has_readers=members is not None and topic in members.subscriptions)
+            has_readers = members is not None and topic in members.subscriptions
+            offsets = {queue.queue_id: queue_offset for queue, queue_offset in targets.items()}
+            self._note_move(group, topic, offsets, has_readers=has_readers)
+            self._move(group, targets, has_readers=has_readers)
         log.info("offsets of group %s on topic %s were reset to time %d ms", group, topic, command.time_ms)
         return Reset(targets, tells_members)
+
+    def _note_move(self, group: str, topic: str, offsets: dict[int, int], *, has_readers: bool = False) -> None:
+        """In a Raft group: write it to the log, for the next leader. Raises as ``TableJournal.require``."""
+        moved = MovedGroup(group=group, topic=topic, offsets=offsets, has_readers=has_readers)
+        self._journal.require(TableChange(moved=moved))
 
     def _move(self, group: str, targets: Mapping[MessageQueue, int], *, has_readers: bool) -> None:
         for queue, queue_offset in targets.items():
@@ -250,12 +269,12 @@ class Positions:
             if self._topics.get(name) is None or is_internal_topic(name):
                 continue
             if online is None or name in online.subscriptions:
+                self._note_move(target, name, self._offsets.of_group(source, name))
                 self._offsets.clone(source, target, name)
                 for queue_id in self._offsets.of_group(target, name):
                     self._moved(target, name, queue_id)
-        self._offsets.save()
+        await self._saved()
         await self._groups.saved()
-        await self._offsets.saved()
 
     def smallest(self, topic: str, *, compare_group: str, without: set[str]) -> dict[int, int]:
         """By queue, the smallest offset of all groups of a topic but ``without``.

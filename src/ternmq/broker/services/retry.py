@@ -198,7 +198,7 @@ class Retries:
         return topic, 0
 
     def _ensure_writable(self, topic: str, *, queues: int) -> None:
-        if not self._topics.ensure(topic, queues=queues).perm & WRITE:
+        if not self._topics.ensure(topic, queues=queues, for_message=True).perm & WRITE:
             raise NoPermission(f"the topic[{topic}] sending message is forbidden; give it write permission (perm 6)")
 
 

@@ -30,6 +30,7 @@ from ternmq.broker.services.sending import Sending
 from ternmq.broker.services.sharing import Sharing
 from ternmq.broker.services.table_journal import TableJournal
 from ternmq.broker.services.transactions import TransactionService
+from ternmq.broker.tables.included import Numbers
 from ternmq.broker.tables.tables import Tables
 from ternmq.delay.alarm import Alarm
 from ternmq.delay.delivery import Delivery
@@ -201,8 +202,28 @@ class Services:
             popping.forget(group=group)
             sharing.forget(group=group)
 
+        #: Which changes of the log each table has.
+        self.numbers = Numbers(
+            tables.topics.included, tables.groups.included, popping.modes_included, tables.offsets.included
+        )
+        self.journal = TableJournal(
+            is_on=has_journal,
+            store=store,
+            intake=self.intake,
+            numbers=self.numbers,
+            clock=env.clock,
+            host=store_host,
+        )
+        if has_journal:
+            for table in (tables.topics, tables.groups, popping.modes, tables.offsets):
+                table.save_again()
+        tables.topics.on_create = lambda config: self.journal.note(TableChange(topic=config))
+        tables.topics.on_needed = lambda config: self.journal.require(TableChange(topic=config))
+        tables.groups.on_create = lambda config: self.journal.note(TableChange(group=config))
+        tables.groups.on_change = self._group_changed
         self.positions = Positions(
             config,
+            journal=self.journal,
             store=store,
             offsets=tables.offsets,
             topics=tables.topics,
@@ -210,21 +231,6 @@ class Services:
             clients=tables.clients,
             moved=moved,
         )
-        self.journal = TableJournal(
-            is_on=has_journal,
-            store=store,
-            intake=self.intake,
-            topics=tables.topics.included,
-            groups=tables.groups.included,
-            clock=env.clock,
-            host=store_host,
-        )
-        if has_journal:
-            tables.topics.save_again()
-            tables.groups.save_again()
-        tables.topics.on_create = lambda config: self.journal.note(TableChange(topic=config))
-        tables.groups.on_create = lambda config: self.journal.note(TableChange(group=config))
-        tables.groups.on_change = self._group_changed
         self.catalog = Catalog(
             journal=self.journal,
             topics=tables.topics,
@@ -232,6 +238,7 @@ class Services:
             store=store,
             offsets=tables.offsets,
             stats=tables.stats,
+            modes=popping.modes,
             published=published,
             on_delete_topic=topic_deleted,
             on_delete_group=group_deleted,

@@ -1,4 +1,5 @@
-"""Changes of topics and groups in the log of a Raft group, so that the next leader has them (P4).
+"""Changes of topics and groups in the log of a Raft group, so that the next leader has them (P4): they are created,
+changed and deleted; a group pops from now on, or pulls; a tool moves its offsets.
 
 ::
 
@@ -9,8 +10,8 @@
 The record comes first. So a message of a topic that was created for it lies behind the record of that topic: a leader
 that has the message knows the topic as it was created.
 
-What an administrator asks for is refused if its record cannot be written (``require``). A topic or group that is
-created automatically is not (``note``): its next use creates it again.
+What an administrator asks for is refused if its record cannot be written (``require``), and so is a message whose topic
+is created for it. A heartbeat is not (``note``): the next one creates its group and retry topic again.
 
 Retention may delete old records: the tables have files of their own, and the log has what is newer.
 
@@ -26,7 +27,7 @@ from typing import Final
 
 from ternmq import names
 from ternmq.broker.services.intake import Intake
-from ternmq.broker.tables.included import Included
+from ternmq.broker.tables.included import Lacking, Numbers
 from ternmq.env import Clock
 from ternmq.errors import NotMaster, ServiceNotAvailable, TernError
 from ternmq.rare_log import RareLog
@@ -44,6 +45,9 @@ log = logging.getLogger(__name__)
 _TURN: Final = 100
 _QUEUE: Final = names.TABLES_TOPIC, 0
 
+#: Gets a change, where its record ends, and which tables lack it.
+Make = Callable[[TableChange, int, Lacking], None]
+
 
 class TableJournal:
     """All methods belong to the broker's loop. Give ``open`` and ``shut`` to ``roles.Switch``, if ``is_on``."""
@@ -54,24 +58,22 @@ class TableJournal:
         is_on: bool,
         store: MessageStore,
         intake: Intake,
-        topics: Included,
-        groups: Included,
+        numbers: Numbers,
         clock: Clock,
         host: bytes,
     ) -> None:
-        """``topics`` and ``groups`` are the numbers of the two tables, which are loaded."""
+        """``numbers`` are those of the tables, which are loaded."""
         self.is_on = is_on
         self._store = store
         self._intake = intake
-        self._topics = topics
-        self._groups = groups
+        self._numbers = numbers
         self._clock = clock
         self._host = host
         self._logs = RareLog(log, clock.monotonic)
         self._refusal: TernError | None = NotMaster("this broker does not lead its group yet")
         #: Where the last record of this term ends; 0 before the first one.
         self._end = 0
-        for table in (topics, groups):
+        for table in numbers:
             table.begin(self._dispatched if is_on else None)
 
     def _dispatched(self) -> int:
@@ -83,13 +85,13 @@ class TableJournal:
         """A term begins: changes can be written. All that were committed are folded."""
         self._refusal = None
         self._end = 0
-        for table in (self._topics, self._groups):
+        for table in self._numbers:
             table.lead()
 
     def shut(self, reason: TernError) -> None:
         """The term is over. Changes that no majority has may be taken back."""
         self._refusal = reason
-        for table in (self._topics, self._groups):
+        for table in self._numbers:
             table.follow()
 
     def require(self, change: TableChange) -> None:
@@ -134,14 +136,15 @@ class TableJournal:
 
     # --- As next leader -----------------------------------------------------------------------------------------------
 
-    async def fold(self, make: Callable[[TableChange, int], None]) -> None:
-        """Make the changes that can be read, and that the tables lack: ``make`` gets each, and where its record ends.
+    async def fold(self, make: Make) -> None:
+        """Make the changes that can be read, and that tables lack: ``make`` gets each, where its record ends, and which
+        tables lack it.
 
         A change that cannot be made is logged and left out.
         """
         if not self.is_on:
             return
-        counts = [table.count or 0 for table in (self._topics, self._groups)]
+        counts = [table.count or 0 for table in self._numbers]
         number = 0
         for _, record in queue_records(self._store, *_QUEUE, min(counts)):
             if record is None:
@@ -153,11 +156,9 @@ class TableJournal:
         if number:
             log.info("%d changes of topics and groups were read from the log", number)
 
-    def _fold(self, record: Record, make: Callable[[TableChange, int], None]) -> None:
-        lacks = [table.fold(record.queue_offset) for table in (self._topics, self._groups)]
+    def _fold(self, record: Record, make: Make) -> None:
+        lacking = Lacking(*(table.fold(record.queue_offset) for table in self._numbers))
         try:
-            change = decode(record.body, TableChange)
-            if lacks[0 if change.is_of_topics else 1]:
-                make(change, record.log_offset + record.size)
+            make(decode(record.body, TableChange), record.log_offset + record.size, lacking)
         except TernError as error:
             log.warning("a change of topics or groups at log offset %d is left out: %s", record.log_offset, error)

@@ -1,13 +1,15 @@
 """Which changes of the log a table has, in a Raft group (P4). Pure.
 
-Changes of topics and groups are records of one queue (``services.table_journal``), so a number says it: those before
-that queue offset are in the table. The number goes with the table, to its file and to followers that copy it. It may be
-too small, never too large: what comes twice, in order, changes nothing.
+Changes of topics, groups, their modes and their offsets by tools are records of one queue
+(``services.table_journal``), so a number says it: those before that queue offset are in the table. Each table has its
+own, as their files are written at different times. The number goes with the table, to its file and to followers that
+copy it. It may be too small, never too large: what comes twice, in order, changes nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 
 class Included:
@@ -66,3 +68,21 @@ class Included:
             return False
         self._count = queue_offset + 1
         return True
+
+
+class Numbers(NamedTuple):
+    """The numbers of all tables whose changes are in the log."""
+
+    topics: Included
+    groups: Included
+    modes: Included
+    offsets: Included
+
+
+class Lacking(NamedTuple):
+    """Which tables lack a change."""
+
+    topics: bool
+    groups: bool
+    modes: bool
+    offsets: bool

@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
+from ternmq.broker.tables.included import Included
 from ternmq.broker.tables.versions import counted_on
 from ternmq.env import Clock
 from ternmq.files import Encode, TableFile
@@ -72,13 +73,18 @@ class Offsets:
         self._deleted_ms: dict[tuple[str, str], int] = {}
         # Whether the file of own offsets differs from them.
         self._own_dirty = False
+        #: Which changes of a Raft group's log are in the table: what tools did to groups. Commits are not in the log.
+        self.included = Included()
 
     def load(self) -> None:
         """Read the file; raises ``CorruptFile`` when it and its backup are both unreadable."""
         saved = self._file.load(lambda data: decode(data, ConsumerOffsets))
         if saved is not None:
             self._take(saved)
+            self.included.take(saved.changes_included)
             self._loaded_ms = self.data_version.timestamp
+        else:
+            self.included.take(0)
         own = self._own_file.load(lambda data: decode(data, OwnOffsets))
         for each in own.offsets if own is not None else ():
             key = each.group, each.topic
@@ -93,6 +99,7 @@ class Offsets:
         if not keeps_own:
             self._committed_ms.clear()
             self._table.clear()
+        self.included.take(offsets.changes_included)
         own = [(key, queue_id, self._table[key][queue_id]) for key, queue_id, _ in self._own()]
         self._take(offsets)
         for key, queue_id, queue_offset in own:
@@ -208,13 +215,18 @@ class Offsets:
             self._own_dirty = False
             self._own_file.save(self._copy_own)
 
+    def save_again(self) -> None:
+        """Write the file, without a change: its number of changes is known now."""
+        self._dirty = True
+        self.save()
+
     async def saved(self) -> None:
         """Wait until what ``save`` was called for is on disk; raises ``TableUnsaved``."""
         await self._file.saved()
 
     def body(self) -> ConsumerOffsets:
         """The whole table in its wire form, as it is now (for slaves)."""
-        return _body(self.data_version, self._table)
+        return _body(self.data_version, self._table, self.included.count)
 
     def _copy(self) -> Encode:
         # The texts of the keys cost more than the copies, and are made on the other thread.
@@ -222,8 +234,8 @@ class Offsets:
         if not self._is_copy:
             # Also the time at which all of this was committed.
             self.data_version = counted_on(self.data_version, self._clock.now_ms())
-        version = self.data_version
-        return lambda: encode(_body(version, table))
+        version, included = self.data_version, self.included.count
+        return lambda: encode(_body(version, table, included))
 
     def _copy_own(self) -> Encode:
         own = self.own()
@@ -342,8 +354,11 @@ class Offsets:
             self._dirty = True
 
 
-def _body(version: DataVersion, table: Mapping[tuple[str, str], dict[int, int]]) -> ConsumerOffsets:
+def _body(
+    version: DataVersion, table: Mapping[tuple[str, str], dict[int, int]], changes_included: int | None
+) -> ConsumerOffsets:
     return ConsumerOffsets(
         data_version=version,
+        changes_included=changes_included,
         offset_table={f"{topic}{SEPARATOR}{group}": queues for (group, topic), queues in table.items()},
     )

@@ -76,6 +76,8 @@ class Topics:
         self.on_change: Callable[[TopicConfig | None], None] = _ignore
         #: Called with each topic that is created automatically, before it is in the table; set by the assembly.
         self.on_create: Callable[[TopicConfig], None] = _ignore
+        #: The same for a topic that a message needs. The message is refused with the error that this raises.
+        self.on_needed: Callable[[TopicConfig], None] = _ignore
         #: Which changes of a Raft group's log are in the table.
         self.included = Included()
 
@@ -191,7 +193,7 @@ class Topics:
             return config
         if topic.startswith(names.RETRY_PREFIX):
             self._check_room(topic)
-            return self.ensure(topic, queues=1)
+            return self.ensure(topic, queues=1, for_message=True)
         template = self._table.get(default_topic)
         if (
             template is None
@@ -201,16 +203,20 @@ class Topics:
             raise self._missing(topic)
         self._check_room(topic)
         queues = max(min(default_queue_nums, template.write_queue_nums), 1)
+        config = self.ensure(topic, queues=queues, perm=template.perm & ~INHERIT, for_message=True)
         log.info("created topic %s with %d queues for a send from %s", topic, queues, from_address)
-        return self.ensure(topic, queues=queues, perm=template.perm & ~INHERIT)
+        return config
 
-    def ensure(self, topic: str, *, queues: int, perm: int = READ | WRITE) -> TopicConfig:
-        """The topic's configuration, created with these values if it did not exist."""
+    def ensure(self, topic: str, *, queues: int, perm: int = READ | WRITE, for_message: bool = False) -> TopicConfig:
+        """The topic's configuration, created with these values if it did not exist.
+
+        ``for_message``: a message needs it now. In a Raft group it is refused if the log does not take the topic.
+        """
         config = self._table.get(topic)
         if config is None:
             config = _config(topic, queues, perm)
             check(config)
-            self.on_create(config)
+            (self.on_needed if for_message else self.on_create)(config)
             self.put(config)
         return config
 

@@ -163,8 +163,14 @@ class Sender:
     # --- Parts of an attempt ---------------------------------------------------------------------------------
 
     async def ask_route(self, topic: str) -> TopicRoute:
-        """As ``route``, without a time limit: what is known has no queue to write to, or nothing is known."""
-        route = await self.instance.routes.refresh(topic, queues_max=self.config.default_topic_queue_nums)
+        """As ``route``, without a time limit. If no name server answers, what is known has to do."""
+        known = self.instance.routes.known(topic)
+        try:
+            route = await self.instance.routes.refresh(topic, queues_max=self.config.default_topic_queue_nums)
+        except NetworkError:
+            if known is None or not known.to_write:
+                raise
+            route = known
         if not route.to_write:
             raise RouteMissing(
                 f"topic {topic!r} has no queue that can be written to: its brokers have no master, or no permission to "
@@ -335,7 +341,7 @@ class OngoingSend:
         """Start the next attempt."""
         instance = self._sender.instance
         route = instance.routes.known(self.outgoing.topic)
-        if route is not None and route.to_write:
+        if route is not None and route.to_write and not self._is_exhausted(route):
             if not self._place(route):
                 return
             peer = instance.connections.get(self._address)
@@ -343,6 +349,11 @@ class OngoingSend:
                 self._write(peer)
                 return
         self._start_finding()
+
+    def _is_exhausted(self, route: TopicRoute) -> bool:
+        """Whether this message has failed at each broker of a route: it may be old. A broker that came back is not in
+        the route before the next refresh, and the last one that was left may go down next, as in a rolling restart."""
+        return bool(self._failures) and all(queue.broker_name in self._avoid for queue in route.to_write)
 
     def _start_finding(self) -> None:
         try:

@@ -169,6 +169,8 @@ class RequestModes(Body, frozen=True, kw_only=True):
     """GET_ALL_MESSAGE_REQUEST_MODE 402: by topic, then by group."""
 
     message_request_mode_map: dict[str, dict[str, GroupRequestMode]] = always(dict)
+    #: As in ``TopicTable``.
+    changes_included: int | None = None
 
 
 class QueueOffsets(Body, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@ GET_QUEUE_NUMBERS 15043, and what their leader writes to the log for the next on
 
 from __future__ import annotations
 
+from ternmq.wire.bodies.clients import GroupRequestMode
 from ternmq.wire.bodies.codec import Body
 from ternmq.wire.bodies.groups import GroupReadable, SubscriptionGroupConfig
 from ternmq.wire.bodies.topics import TopicConfig
@@ -60,6 +61,16 @@ class DeletedTopicsBody(Body, frozen=True, kw_only=True):
     changes_included: int | None = None
 
 
+class MovedGroup(Body, frozen=True, kw_only=True):
+    """Where a tool has moved a group: queue → queue offset."""
+
+    group: str
+    topic: str
+    offsets: dict[int, int]
+    #: Members read these queues, and had to be told.
+    has_readers: bool = False
+
+
 class TableChange(Body, frozen=True, kw_only=True):
     """The body of a record of TERNMQ_SYS_TABLES: one change of a topic or a group. One of the members is set."""
 
@@ -74,8 +85,7 @@ class TableChange(Body, frozen=True, kw_only=True):
     offsets_too: bool = False
     #: Which topic a group may read from now on, or may not.
     readable: GroupReadable | None = None
-
-    @property
-    def is_of_topics(self) -> bool:
-        """Whether it is about topics; else about groups."""
-        return self.topic is not None or self.deleted_topics is not None
+    #: How a group gets the messages of a topic from now on.
+    mode: GroupRequestMode | None = None
+    #: A reset, or a copy of the offsets of another group.
+    moved: MovedGroup | None = None

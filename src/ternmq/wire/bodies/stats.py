@@ -149,6 +149,8 @@ class ConsumerOffsets(Body, frozen=True, kw_only=True):
 
     offset_table: dict[str, dict[int, int]] = always(dict)
     data_version: DataVersion | None = None
+    #: As in ``TopicTable``.
+    changes_included: int | None = None
 
 
 class DelayOffsets(Body, frozen=True, kw_only=True):
