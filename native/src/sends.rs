@@ -22,6 +22,8 @@ const RUN_BYTES_MAX: usize = 256 * 1024;
 
 const RUN_CODES: [i64; 2] = [SEND_MESSAGE, SEND_MESSAGE_V2];
 const FLAG_ONEWAY: i64 = 2;
+/// Clients make keys of 32 letters.
+const KEY_BYTES_MAX: usize = 255;
 const UNIQUE_KEY: &[u8] = b"UNIQ_KEY\x01";
 
 /// The value of the last unique key of a property text, if it needs no escaping in a reply.
@@ -33,7 +35,9 @@ fn unique_key(properties: &[u8]) -> Option<Range<usize>> {
     let begin = at + UNIQUE_KEY.len();
     let length = memchr(2, &properties[begin..])?;
     let key = &properties[begin..begin + length];
-    (!key.is_empty() && key.iter().all(u8::is_ascii_alphanumeric)).then_some(begin..begin + length)
+    // A reply has the key: those that wait for the disk or for other brokers must stay small.
+    ((1..=KEY_BYTES_MAX).contains(&key.len()) && key.iter().all(u8::is_ascii_alphanumeric))
+        .then_some(begin..begin + length)
 }
 
 /// One send of a run. Ranges are in the data of the run or in its texts.

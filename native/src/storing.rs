@@ -15,6 +15,9 @@ use crate::page::writable;
 use crate::record::{pack, Fields, FIXED_V4_BYTES, HOST_V4_BYTES, PROPERTIES_BYTES_MAX};
 use crate::sends::{Run, Sends};
 
+/// Index entries of one call, and those of its last record: a message may have thousands of keys.
+pub const KEYS_BYTES_MAX: usize = 64 * 1024;
+
 /// What all runs of a broker share.
 #[pyclass(frozen, module = "ternmq._native")]
 pub struct SendTerms {
@@ -230,6 +233,10 @@ fn store(
             break;
         }
         let body = &data[send.body_at..send.frame.end];
+        // The run goes on in the next call.
+        if made.keys.len() > KEYS_BYTES_MAX {
+            break;
+        }
         let properties_bytes = properties.len() + terms.more_properties.len();
         let size = terms.record_bytes(body.len(), target.topic_field.len(), properties_bytes);
         let Some(size) = size.filter(|&size| at + size <= room.len()) else {

@@ -13,7 +13,7 @@ use crate::page::writable;
 use crate::properties::topic_hash;
 use crate::record::{pack, Fields, HOST_V4_BYTES};
 use crate::sends::{Run, Sends};
-use crate::storing::{Added, ReplyForm, SendTerms};
+use crate::storing::{Added, ReplyForm, SendTerms, KEYS_BYTES_MAX};
 use crate::timer::{place_text, slot, wish};
 
 /// URL-safe Base64.
@@ -99,6 +99,9 @@ fn store(
         let Some(slot_ms) = wanted else {
             break;
         };
+        if made.keys.len() > KEYS_BYTES_MAX {
+            break;
+        }
         let place = &run.places[send.place];
         let waits = place_text(slot_ms, &place.topic, i64::from(place.queue_id));
         let body = &data[send.body_at..send.frame.end];

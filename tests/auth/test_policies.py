@@ -150,3 +150,12 @@ def test_a_denial_holds_for_an_address_that_cannot_be_read() -> None:
 
     assert not policies.allow(ORDERS, PUB, "?")
     assert policies.allow(ORDERS, PUB, "11.0.0.1")
+
+
+def test_every_code_that_deletes_a_topic_or_group_asks_for_delete() -> None:
+    """N1: also the one by which a follower of a Raft group passes a deletion on."""
+    deleting = {code for code in RequestCode if code.name.startswith(("DELETE_TOPIC_IN_", "DELETE_SUBSCRIPTION"))}
+    # Those of name servers are for admins.
+    deleting -= {RequestCode.DELETE_TOPIC_IN_NAMESRV}
+    assert {RequestCode.DELETE_TOPIC_IN_GROUP, RequestCode.DELETE_TOPIC_IN_BROKER} < deleting
+    assert {code: {Verb.DELETE} for code in deleting} == {code: set(user_acl._VERBS_OF_CODES[code]) for code in deleting}

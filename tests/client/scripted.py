@@ -129,6 +129,8 @@ class ScriptedCluster:
         self.questions: list[str] = []
         self.name_servers = ""
         self.broken: Exception | None = None
+        #: The name server gives no answer.
+        self.is_silent = False
         #: One for the name server and all brokers.
         self.bell = Bell()
         for broker in self.brokers:
@@ -162,11 +164,13 @@ class ScriptedCluster:
             order_topic_conf=self.order_conf,
         )
 
-    def handle_route(self, _: Peer, request: Request[RouteQuery]) -> Reply:
+    def handle_route(self, _: Peer, request: Request[RouteQuery]) -> Reply | None:
         header = request.header
         assert header is not None
         self.bell.ring()
         self.questions.append(header.topic)
+        if self.is_silent:
+            return None
         if self.broken is not None:
             raise self.broken
         if header.topic not in self.topics:

@@ -272,6 +272,25 @@ def test_one_command_that_asks_all_members_is_one_deletion() -> None:
     told(story)
 
 
+def test_a_deletion_without_a_majority_is_acknowledged_to_none_of_those_that_ask_for_it() -> None:
+    """P4: also not to the second member by which a command comes."""
+
+    async def story(members: list[Node], instance: ClientInstance, _producer: Producer) -> None:
+        leader = leading(members)
+        for member in members:
+            if member is not leader:
+                member.kill()
+        asked = DeleteTopicInGroup(topic="known", member="n9")
+        answers = await asyncio.gather(
+            instance.ask(address_of(leader), Code.DELETE_TOPIC_IN_GROUP, asked, timeout_ms=10_000),
+            instance.ask(address_of(leader), Code.DELETE_TOPIC_IN_BROKER, Topic(topic="known"), timeout_ms=10_000),
+            return_exceptions=True,
+        )
+        assert all(isinstance(answer, TernError) for answer in answers), answers
+
+    told(story)
+
+
 def test_a_deletion_is_refused_where_there_is_no_leader() -> None:
     async def story(members: list[Node], instance: ClientInstance, _producer: Producer) -> None:
         last = following(members)
@@ -287,25 +306,38 @@ def test_a_deletion_is_refused_where_there_is_no_leader() -> None:
     told(story)
 
 
-def test_a_request_by_a_member_that_was_asked_before_is_a_new_command() -> None:
+async def test_a_request_by_a_member_that_was_asked_before_is_a_new_command() -> None:
     asked = AskedDeletions()
-    assert asked.is_new("orders", "n1", 0.0)
-    asked.made("orders", "n1", 0.0)
-    assert not asked.is_new("orders", "n0", 1.0)
-    assert not asked.is_new("orders", "n2", 2.0)
-    assert asked.is_new("orders", "n0", 3.0)
-    assert asked.is_new("other", "n0", 3.0)
+    assert asked.same("orders", "n1", 1, 0.0) is None
+    deletion = asked.begin("orders", "n1", 1, 0.0)
+    assert deletion is asked.same("orders", "n0", 1, 1.0)
+    assert deletion is asked.same("orders", "n2", 1, 2.0)
+    assert asked.same("orders", "n0", 1, 3.0) is None
+    assert asked.same("other", "n0", 1, 3.0) is None
 
 
-def test_a_command_is_over_after_a_while() -> None:
+async def test_a_command_is_over_after_a_while_and_with_the_term() -> None:
+    """P4: what an earlier term deleted may have been taken back."""
     asked = AskedDeletions()
-    asked.made("orders", "n1", 0.0)
-    assert asked.is_new("orders", "n0", SAME_S)
+    asked.begin("orders", "n1", 1, 0.0)
+    assert asked.same("orders", "n0", 1, SAME_S) is None
+    assert asked.same("orders", "n0", 2, 1.0) is None
 
 
-def test_the_oldest_deletion_is_forgotten_first() -> None:
+async def test_a_deletion_that_failed_is_asked_for_again() -> None:
+    """P4: and those that asked for it meanwhile are told why."""
+    asked = AskedDeletions()
+    deletion = asked.begin("orders", "n1", 1, 0.0)
+    assert deletion is asked.same("orders", "n0", 1, 1.0)
+    error = ServiceNotAvailable("no majority")
+    asked.ended("orders", deletion, error)
+    assert error is await deletion.outcome
+    assert asked.same("orders", "n2", 1, 1.0) is None
+
+
+async def test_the_oldest_deletion_is_forgotten_first() -> None:
     asked = AskedDeletions()
     for number in range(TOPICS_MAX + 1):
-        asked.made(f"topic-{number}", "n1", 0.0)
-    assert asked.is_new("topic-0", "n0", 1.0)
-    assert not asked.is_new("topic-1", "n0", 1.0)
+        asked.begin(f"topic-{number}", "n1", 1, 0.0)
+    assert asked.same("topic-0", "n0", 1, 1.0) is None
+    assert asked.same("topic-1", "n0", 1, 1.0) is not None

@@ -37,6 +37,7 @@ _VERBS_OF_CODES: Final[dict[int, frozenset[Verb]]] = {
     Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: frozenset({Verb.CREATE}),
     Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: frozenset({Verb.CREATE}),
     Code.DELETE_TOPIC_IN_BROKER: frozenset({Verb.DELETE}),
+    Code.DELETE_TOPIC_IN_GROUP: frozenset({Verb.DELETE}),
     Code.DELETE_SUBSCRIPTIONGROUP: frozenset({Verb.DELETE}),
     Code.QUERY_MESSAGE: frozenset({Verb.SUB, Verb.GET}),
     Code.VIEW_MESSAGE_BY_ID: frozenset({Verb.SUB, Verb.GET}),

@@ -145,7 +145,9 @@ class Backup:
             settings=self._sizes,
             is_complete=False,
         )
-        _write_note(self._directory, note)
+        if not (self._directory / NOTE).exists():
+            # An older backup stays one: at each moment the directory is that of a slave, which is consistent.
+            _write_note(self._directory, note)
         async with Broker(
             self._broker, self._store, env, replication=self._replication, credentials=self._credentials
         ) as slave:
@@ -177,7 +179,7 @@ class Backup:
             trouble = (following.trouble if following is not None else "") or (metadata.trouble if metadata else "")
             if following is not None and following.state in (SlaveState.REFUSED, SlaveState.BROKEN):
                 raise ServiceNotAvailable(f"no backup of {self._master}: {trouble}")
-            if replicating.log_end != came:
+            if replicating.log_end != came and not (metadata is not None and metadata.trouble):
                 came, since = replicating.log_end, loop.time()
             elif loop.time() - since > patience_s:
                 raise NetworkError(
@@ -222,11 +224,16 @@ def _write_note(directory: Path, note: BackupNote) -> None:
 
 def restore(directory: Path, to: Path, tell: Callable[[int, int], None]) -> BackupNote:
     """Copy a backup to the directory of a store. Raises ``StoreError``."""
-    note = read_note(directory)
+    note, to = read_note(directory), to.absolute()
     try:
         if to.exists() and any(to.iterdir()):
             raise StoreError(f"{to} is not empty; restore into a new directory, and set storePathRootDir to it")
-        found = [path for path in sorted(directory.rglob("*")) if path.is_file() and path.name != NOTE]
+        found = sorted(
+            Path(parent) / name
+            for parent, _, names in os.walk(directory, followlinks=True)
+            for name in names
+            if name != NOTE
+        )
         total, done = sum(path.stat().st_blocks * 512 for path in found), 0
         # Complete under another name first: a broker must never start with half of it.
         part = to.with_name(f"{to.name}.part")
@@ -259,6 +266,9 @@ def _copied(path: Path, target: Path) -> Iterator[int]:
         copy.truncate(source.tell())
         copy.flush()
         os.fsync(copy.fileno())
+    # Retention goes by the age of files.
+    times = path.stat()
+    os.utime(target, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
 def _check_target(directory: Path, config: BrokerConfig) -> None:

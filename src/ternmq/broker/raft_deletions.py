@@ -6,14 +6,16 @@ pass the request on to it (DELETE_TOPIC_IN_GROUP 15045). That is one command, an
 have made the topic again between the first request and the last, and its messages were acknowledged.
 
 A command asks each member once. So a request that comes by a member that was not asked since the last deletion of the
-topic belongs to it; the second one by the same member is a new command. After ``SAME_S`` every request is one.
+topic belongs to it, and has its outcome; the second one by the same member is a new command. So is every request after
+``SAME_S``, in a new term, and after a deletion that failed.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
-from ternmq.errors import NetworkError, ServiceNotAvailable, refused
+from ternmq.errors import NetworkError, ServiceNotAvailable, TernError, refused
 from ternmq.net.lanes import LaneConfig, Lanes
 from ternmq.net.peer import Peer
 from ternmq.replication.metadata import MasterCaller
@@ -30,29 +32,53 @@ TOPICS_MAX: Final = 10_000
 _PASS_ON_MS: Final = 4_000
 
 
+class Deletion:
+    """One deletion: the members that were asked for it, and what became of it."""
+
+    __slots__ = ("asked_s", "members", "outcome", "term")
+
+    def __init__(self, term: int, member: str, asked_s: float) -> None:
+        self.term = term
+        self.members = {member}
+        self.asked_s = asked_s
+        #: None when it is on a majority, else why it is not.
+        self.outcome: asyncio.Future[TernError | None] = asyncio.get_running_loop().create_future()
+
+
 class AskedDeletions:
-    """What the leader was asked for. Pure."""
+    """What the leader was asked for."""
 
     __slots__ = ("_asked",)
 
     def __init__(self) -> None:
-        #: Topic → when it was deleted, and which members were asked for that; the oldest first.
-        self._asked: dict[str, tuple[float, set[str]]] = {}
+        #: By topic; the oldest first.
+        self._asked: dict[str, Deletion] = {}
 
-    def is_new(self, topic: str, member: str, now_s: float) -> bool:
-        """Whether a request that came by ``member`` asks for a deletion that is not made yet."""
-        deleted_s, members = self._asked.get(topic, (-SAME_S, {member}))
-        if member in members or now_s - deleted_s >= SAME_S:
-            return True
-        members.add(member)
-        return False
+    def same(self, topic: str, member: str, term: int, now_s: float) -> Deletion | None:
+        """The deletion that a request that came by ``member`` belongs to; None if it asks for a new one."""
+        deletion = self._asked.get(topic)
+        # What an earlier term deleted may have been taken back.
+        if deletion is None or deletion.term != term or member in deletion.members:
+            return None
+        if now_s - deletion.asked_s >= SAME_S:
+            return None
+        deletion.members.add(member)
+        return deletion
 
-    def made(self, topic: str, member: str, now_s: float) -> None:
-        """The topic is deleted, by a request that came by ``member``."""
+    def begin(self, topic: str, member: str, term: int, now_s: float) -> Deletion:
+        """A request that came by ``member`` deletes the topic now."""
         self._asked.pop(topic, None)
         if len(self._asked) >= TOPICS_MAX:
             del self._asked[next(iter(self._asked))]
-        self._asked[topic] = now_s, {member}
+        deletion = self._asked[topic] = Deletion(term, member, now_s)
+        return deletion
+
+    def ended(self, topic: str, deletion: Deletion, error: TernError | None) -> None:
+        """It is on a majority, or failed: then the next request is a new one."""
+        if not deletion.outcome.done():
+            deletion.outcome.set_result(error)
+        if error is not None and self._asked.get(topic) is deletion:
+            del self._asked[topic]
 
 
 async def delete_on_leader(caller: MasterCaller, address: str, topic: str, *, member: str) -> None:

@@ -290,11 +290,12 @@ class Lanes:
                 worker, request, arrived, size = jobs.popleft()
                 lane.queued_bytes -= size
                 done_bytes += size
+                requests = _count(request)
                 if arrived > lately:
-                    soon += 1
-                    waited += now - arrived
+                    soon += requests
+                    waited += (now - arrived) * requests
                 else:
-                    waits.add(now - arrived, _count(request))
+                    waits.add(now - arrived, requests)
                 try:
                     if arrived < late:
                         lane.refused_late += _count(request)

@@ -64,8 +64,6 @@ class RunWorker:
     def run(self, sends: Sends) -> None:
         """Handle all requests of a run, in order."""
         peer, number, count, tries = self._peer, 0, sends.count, RUN_MISSES_MAX
-        # Lanes count a run as one; it is made only where nothing waits.
-        self.lane.waits.counts[0] += count - 1
         while number < count:
             # What is added to replies that are not read is counted one by one.
             if tries and not peer.is_full:

@@ -322,6 +322,58 @@ async def test_a_send_that_is_given_up_while_the_broker_is_busy_is_not_sent_agai
         assert 2 == len(cluster.broker.sends)
 
 
+async def test_a_send_that_is_given_up_makes_room_for_the_next_one() -> None:
+    """E4: at a broker that was busy, where one may be on its way."""
+    async with scripted_cluster() as cluster, producing(cluster) as producer:
+        cluster.broker.answers.extend([BUSY, None])
+        given_up = asyncio.create_task(producer.send(order(1), timeout_ms=60_000))
+        await cluster.bell.until(lambda: len(cluster.broker.sends) == 2)
+        waiting = asyncio.create_task(producer.send(order(2), timeout_ms=60_000))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        assert SendStatus.OK is (await waiting).status
+
+
+async def test_other_topics_do_not_wait_for_one_that_is_refused() -> None:
+    """E4, M1: a quota is of one topic."""
+    async with scripted_cluster() as cluster, producing(cluster) as producer:
+        cluster.topics.add("bills")
+        cluster.broker.answers.extend([BUSY, None])
+        refused = asyncio.create_task(producer.send(order(1), timeout_ms=60_000))
+        await cluster.bell.until(lambda: len(cluster.broker.sends) == 2)
+        # Nothing of the first topic may go now; what has no answer is one too many.
+        assert SendStatus.OK is (await producer.send(Message("bills", b"x"), timeout_ms=60_000)).status
+        refused.cancel()
+
+
+async def test_sends_that_wait_for_a_busy_broker_end_with_the_producer() -> None:
+    """E1: also if they are many."""
+    async with scripted_cluster() as cluster:
+        async with producing(cluster) as producer:
+            await producer.send(order())
+            cluster.broker.answers.extend([BUSY] * 100_000)
+            sends = [asyncio.create_task(producer.send(order(number), timeout_ms=600_000)) for number in range(1_500)]
+            await cluster.bell.until(lambda: len(cluster.broker.sends) > 1)
+        async with asyncio.timeout(60):
+            ended = await asyncio.gather(*sends, return_exceptions=True)
+    assert all(isinstance(each, TernError) for each in ended), set(map(type, ended))
+
+
+async def test_a_retry_does_not_wait_for_a_silent_name_server() -> None:
+    """A6, E4: the broker is there, only its connection was lost."""
+    async with scripted_cluster() as cluster, producing(cluster) as producer:
+        await producer.send(order())
+        cluster.is_silent = True
+        sends = len(cluster.broker.sends)
+
+        def lose(peer: Peer, _request: Request[Any]) -> None:
+            if len(cluster.broker.sends) == sends + 1:
+                peer.close()
+
+        cluster.broker.on_send = lose
+        assert SendStatus.OK is (await producer.send(order(), timeout_ms=60_000)).status
+
+
 async def test_all_attempts_share_one_time_out() -> None:
     """E1, E4."""
     async with scripted_cluster(*two_brokers()) as cluster, producing(cluster) as producer:
@@ -350,6 +402,20 @@ async def test_a_failure_makes_the_client_ask_for_routes_again() -> None:
         with pytest.raises(NetworkError):
             await producer.send(order())
         await cluster.bell.until(lambda: cluster.questions == ["orders", "orders"])
+
+
+async def test_one_invalid_message_of_an_automatic_batch_fails_alone() -> None:
+    """E6: one that no text can be made of."""
+    config = ProducerConfig(auto_batch=True)
+    async with scripted_cluster() as cluster, producing(cluster, config) as producer:
+        await producer.send(order())
+        results = await asyncio.gather(
+            producer.send(order(1)),
+            producer.send(Message("orders", b"x", tags="\ud800")),
+            producer.send(order(2)),
+            return_exceptions=True,
+        )
+    assert [SendReceipt, InvalidMessage, SendReceipt] == [type(each) for each in results]
 
 
 # --- Ordered sends (E5) ----------------------------------------------------------------------------------------

@@ -236,3 +236,14 @@ def test_a_walk_ends_where_files_were_deleted_meanwhile(tmp_path: Path) -> None:
     assert 1100 == next(found)
     index.close()
     assert [] == list(found)
+
+
+def test_a_cut_where_the_log_lost_a_page_keeps_what_is_before(tmp_path: Path) -> None:
+    """C4, C8: the time of a lost record reads as 0. All entries of a file would be made again, behind the old ones."""
+    index = index_in(tmp_path)
+    for number in range(3):
+        put(index, f"k{number}", 100 * number, 50_000 + number)
+    index.cut(200, lambda _log_offset: 0)
+    assert (100, 100) == (index.end_offset, index.taken)
+    put(index, "k1", 100, 50_001)
+    assert [100] == find(index, "k1")

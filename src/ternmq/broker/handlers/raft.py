@@ -16,15 +16,16 @@ Settings, users, access rules and the cleaning of files are of each member alone
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, Final
 
 from ternmq.broker.flow import ADMIN
-from ternmq.broker.raft_deletions import AskedDeletions
+from ternmq.broker.raft_deletions import AskedDeletions, Deletion
 from ternmq.broker.raft_group import RaftGroup
 from ternmq.broker.raft_reads import not_leading
-from ternmq.errors import InvalidParameter
+from ternmq.errors import InvalidParameter, ServiceNotAvailable, TernError
 from ternmq.net.gate import ANY_CALLER, Action, Rule
 from ternmq.net.peer import Peer, Route, RouteTable
 from ternmq.wire.bodies.codec import encode
@@ -56,6 +57,13 @@ CHANGES: Final = (
     RequestCode.RECALL_MESSAGE,
     RequestCode.RETURN_OFFSETS,
 )
+
+
+async def _has_outcome(topic: str, deletion: Deletion) -> Reply:
+    error = await asyncio.shield(deletion.outcome)
+    if error is not None:
+        raise error.with_traceback(None)
+    return Reply(remark=f"{topic} was deleted when another member of the group was asked")
 
 
 class RaftHandlers:
@@ -122,12 +130,25 @@ class RaftHandlers:
     def _delete(
         self, route: Route, peer: Peer, request: Request[Topic] | Request[DeleteTopicInGroup], member: str
     ) -> Any:
-        topic, now_s = request.fields.topic, self._monotonic()
-        if not self._asked.is_new(topic, member, now_s):
-            return Reply(remark=f"{topic} was deleted when another member of the group was asked")
+        topic, now_s, term = request.fields.topic, self._monotonic(), self._group.node.core.term
+        same = self._asked.same(topic, member, term, now_s)
+        if same is not None:
+            return _has_outcome(topic, same)
         answer = route.handler(peer, request)
-        self._asked.made(topic, member, now_s)
-        return answer
+        return self._deleted(topic, self._asked.begin(topic, member, term, now_s), answer)
+
+    async def _deleted(self, topic: str, deletion: Deletion, answer: Any) -> Any:
+        """The answer to a deletion, when it is known; others that asked for it get the same."""
+        error: TernError | None = ServiceNotAvailable(f"the deletion of {topic} was given up; try again")
+        try:
+            reply = await answer if isinstance(answer, Awaitable) else answer
+            error = None
+        except TernError as failure:
+            error = failure
+            raise
+        finally:
+            self._asked.ended(topic, deletion, error)
+        return reply
 
     async def _pass_on(self, topic: str) -> Reply:
         await self._group.delete_on_leader(topic)

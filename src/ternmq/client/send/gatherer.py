@@ -4,20 +4,22 @@ Each message that comes in gets a future. What has gathered goes out at the end 
 answer to an earlier batch; ``auto_batch_wait_ms`` can make it wait for longer. The answer to a batch becomes a receipt
 for each message, with its own id and queue offset.
 
-A batch fails as a whole. Where that would change what happens to a message, it is sent again alone: a broker that finds
-one message illegal refuses all that came with it.
+A batch fails as a whole. Where that would change what happens to a message, each is sent alone, one after the other:
+one message may be invalid, or a broker may find it illegal, which refuses all that came with it.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from ternmq.client.config import ProducerConfig
 from ternmq.client.send.batch import Accumulator, BatchKey, OpenBatch
 from ternmq.client.send.outgoing import split_receipt
-from ternmq.errors import MessageIllegal, TernError
+from ternmq.errors import CallTimeout, InvalidMessage, MessageIllegal, TernError
 from ternmq.message import Message, MessageQueue, SendReceipt
 
 Receipt = asyncio.Future[SendReceipt]
@@ -89,9 +91,21 @@ class Gatherer:
         if not messages:
             self._held.ended(key)
             return
-        waited_ms = (self._now_ms() - batch.opened_ms) // _STEP_MS * _STEP_MS
+        waited_ms = self._now_ms() - batch.opened_ms
+        if waited_ms >= key.timeout_ms:
+            self._held.ended(key)
+            late = f"{waited_ms} ms passed before the message could be sent; it was not sent. Send more slowly"
+            _fail(waiters, CallTimeout(late))
+            return
+        left_ms = max(1, key.timeout_ms - waited_ms // _STEP_MS * _STEP_MS)
         try:
-            answer = self._send(messages, key, max(1, key.timeout_ms - waited_ms))
+            answer = self._send(messages, key, left_ms)
+        except InvalidMessage as error:
+            if len(messages) == 1:
+                self._held.ended(key)
+                _fail(waiters, error)
+            else:
+                self._send_each(deque(zip(messages, waiters, strict=True)), key)
         except TernError as error:
             self._held.ended(key)
             _fail(waiters, error)
@@ -110,20 +124,34 @@ class Gatherer:
                 if not waiter.done():
                     waiter.set_result(receipt)
         elif isinstance(error, MessageIllegal) and len(messages) > 1:
-            for message, waiter in zip(messages, waiters, strict=True):
-                self._send_alone(message, waiter, key)
+            self._send_each(deque(zip(messages, waiters, strict=True)), key)
+            return
         else:
             _fail(waiters, error)
         self._held.ended(key)
         self._send_ready()
 
-    def _send_alone(self, message: Message, waiter: Receipt, key: BatchKey) -> None:
-        try:
-            answer = self._send([message], key, key.timeout_ms)
-        except TernError as error:
-            _fail([waiter], error)
-        else:
-            answer.add_done_callback(lambda answer: _pass_on(answer, waiter))
+    def _send_each(self, left: deque[tuple[Message, Receipt]], key: BatchKey) -> None:
+        """Send messages one after the other, which keeps their order; then the batch has ended."""
+        while left:
+            message, waiter = left.popleft()
+            if waiter.done():
+                continue
+            try:
+                answer = self._send([message], key, key.timeout_ms)
+            except TernError as error:
+                _fail([waiter], error)
+                continue
+            answer.add_done_callback(partial(self._sent_alone, waiter, left, key))
+            return
+        self._held.ended(key)
+        self._send_ready()
+
+    def _sent_alone(
+        self, waiter: Receipt, left: deque[tuple[Message, Receipt]], key: BatchKey, answer: Receipt
+    ) -> None:
+        _pass_on(answer, waiter)
+        self._send_each(left, key)
 
 
 def _pass_on(answer: Receipt, waiter: Receipt) -> None:

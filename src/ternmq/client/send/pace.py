@@ -1,8 +1,8 @@
 """How fast a busy broker is sent to (E4): a window of sends on their way, and a pause that grows.
 
 A broker that refuses a send because it is busy has not stored it, so the send may go again, to the same queue, too. If
-all refused sends went again at once, the broker would only become busier. So each broker that was busy has a
-``SendPace``:
+all refused sends went again at once, the broker would only become busier. So each topic of a broker that was busy has a
+``SendPace``. (Of a topic, because a quota is of one topic, and others must not wait for it.)
 
 - it sends nothing for ``PAUSE_FIRST_S``, doubled with each further refusal up to ``PAUSE_MAX_S``, half of it at random;
 - of what was on its way, half is allowed afterwards, and a little more with each window that was answered well;
@@ -14,7 +14,6 @@ Answers of one burst count once. A broker that answers well for long is forgotte
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from typing import Final, Protocol
 
 PAUSE_FIRST_S: Final = 0.01
@@ -32,9 +31,19 @@ class Paced(Protocol):
 
 
 class SendPace:
-    """Of one broker that was busy."""
+    """Of one topic of a broker that was busy."""
 
-    __slots__ = ("_answered", "_chance", "_pause_s", "_waiting", "resume_at", "window")
+    __slots__ = (
+        "_answered",
+        "_chance",
+        "_is_releasing",
+        "_pause_s",
+        "_waiting",
+        "is_timed",
+        "out",
+        "resume_at",
+        "window",
+    )
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
@@ -47,6 +56,16 @@ class SendPace:
         self.window = WINDOW_MAX
         #: Until when nothing is sent.
         self.resume_at = 0.0
+        #: Whether a timer will call ``release``.
+        self.is_timed = False
+        #: Sends that are on their way, since this pace exists.
+        self.out = 0
+        self._is_releasing = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether something waits for its turn."""
+        return bool(self._waiting)
 
     @property
     def is_over(self) -> bool:
@@ -71,9 +90,9 @@ class SendPace:
             self._pause_s = 0.0
             self.window += max(1, self.window // 4)
 
-    def admits(self, out: int, now: float) -> bool:
+    def admits(self, now: float) -> bool:
         """Whether one more may be sent now, before all that waits."""
-        return not self._waiting and out < self.window and now >= self.resume_at
+        return not self._waiting and self.out < self.window and now >= self.resume_at
 
     def wait(self, sending: Paced) -> None:
         self._waiting[sending] = None
@@ -82,11 +101,20 @@ class SendPace:
         """It waits no longer, if it did."""
         self._waiting.pop(sending, None)
 
-    def release(self, out: Callable[[], int], now: float) -> None:
-        """Let go on what has room; ``out`` tells how many are on their way."""
-        room = self.window - out() if now >= self.resume_at else 0
-        while room > 0 and self._waiting:
-            sending = next(iter(self._waiting))
-            del self._waiting[sending]
-            sending.go_on()
-            room -= 1
+    def release(self, now: float) -> None:
+        """Let go on what has room. What goes on may fail at once, and call this again: one loop is enough."""
+        if self._is_releasing:
+            return
+        self._is_releasing = True
+        try:
+            while self._waiting and self.out < self.window and now >= self.resume_at:
+                sending = next(iter(self._waiting))
+                del self._waiting[sending]
+                sending.go_on()
+        finally:
+            self._is_releasing = False
+
+    def give_up(self) -> list[Paced]:
+        """All that waits; it waits no longer."""
+        waiting, self._waiting = list(self._waiting), {}
+        return waiting

@@ -153,8 +153,8 @@ class Producer:
             if running.gatherer is not None:
                 running.gatherer.flush()
             # What a broker refused as a batch goes again, message by message.
-            while flying := running.sender.flying:
-                await asyncio.wait([send.receipt for send in flying])
+            while pending := [send.receipt for send in running.sender.flying if not send.receipt.done()]:
+                await asyncio.wait(pending)
         finally:
             self._running = None
             if running.checks is not None:
@@ -162,6 +162,7 @@ class Producer:
                 running.checks.close()
             for send in list(running.sender.flying):
                 send.abandon()
+            running.sender.close()
             await running.sender.instance.unregister_producer(wrap(self._namespace, self.group))
             await running.stack.aclose()
 

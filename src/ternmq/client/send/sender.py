@@ -67,6 +67,8 @@ class Retry(enum.Enum):
 _SYNC, _ASYNC, _ONEWAY = SendMode.SYNC, SendMode.ASYNC, SendMode.ONEWAY
 _OTHER_BROKER, _SAME_BROKER, _NO_RETRY = Retry.OTHER_BROKER, Retry.SAME_BROKER, Retry.NONE
 _OK: Final = SendStatus.OK
+#: How long a send that knows a route waits for a newer one.
+_REFRESH_S: Final = 0.3
 #: Refusals of a broker that has too much to do.
 _BUSY_CODES: Final = frozenset({int(ResponseCode.SYSTEM_BUSY), int(ResponseCode.FLOW_CONTROL)})
 
@@ -89,8 +91,8 @@ class Sender:
         #: Sends without waiting that have no answer yet, and what their bodies take.
         self.flying: dict[OngoingSend, None] = {}
         self._flying_bytes = 0
-        #: By address, of brokers that were busy.
-        self.paces: dict[str, SendPace] = {}
+        #: By address and topic, of brokers that were busy.
+        self.paces: dict[tuple[str, str], SendPace] = {}
         self._group = group
         self._clock = instance.env.clock
         self._turns = RoundRobin(instance.env.random)
@@ -163,12 +165,14 @@ class Sender:
     # --- Parts of an attempt ---------------------------------------------------------------------------------
 
     async def ask_route(self, topic: str) -> TopicRoute:
-        """As ``route``, without a time limit. If no name server answers, what is known has to do."""
+        """As ``route``, without a time limit. If no name server answers soon, what is known has to do."""
         known = self.instance.routes.known(topic)
+        is_usable = known is not None and bool(known.to_write)
         try:
-            route = await self.instance.routes.refresh(topic, queues_max=self.config.default_topic_queue_nums)
-        except NetworkError:
-            if known is None or not known.to_write:
+            async with asyncio.timeout(_REFRESH_S if is_usable else None):
+                route = await self.instance.routes.refresh(topic, queues_max=self.config.default_topic_queue_nums)
+        except (NetworkError, TimeoutError):
+            if known is None or not is_usable:
                 raise
             route = known
         if not route.to_write:
@@ -218,44 +222,52 @@ class Sender:
 
     # --- Busy brokers ----------------------------------------------------------------------------------------
 
-    def slow_down(self, address: str) -> None:
+    def slow_down(self, address: str, topic: str) -> None:
         """A broker has refused a send because it is busy."""
-        pace = self.paces.get(address)
+        pace = self.paces.get((address, topic))
         if pace is None:
-            pace = self.paces[address] = SendPace(self.instance.env.random)
-        now = self.now()
-        if pace.busy(self._calls_to(address), now):
-            asyncio.get_running_loop().call_later(pace.resume_at - now, self.release, address)
+            pace = self.paces[address, topic] = SendPace(self.instance.env.random)
+            peer = self.instance.connections.get(address)
+            # Those before this pace were not counted.
+            out = 0 if peer is None else peer.calls_open
+        else:
+            out = pace.out
+        pace.busy(out, self.now())
 
-    def keep_pace(self, address: str, *, stored: bool) -> None:
-        """An attempt at a broker that was busy has ended."""
-        pace = self.paces.get(address)
-        if pace is not None:
-            if stored:
-                pace.done()
-            self.release(address)
-
-    def release(self, address: str) -> None:
+    def release(self, address: str, topic: str) -> None:
         """Let go on what waits for a broker that was busy, as far as it has room."""
-        pace = self.paces.get(address)
-        if pace is not None:
-            pace.release(lambda: self._calls_to(address), self.now())
-            if pace.is_over:
-                del self.paces[address]
+        pace = self.paces.get((address, topic))
+        if pace is None:
+            return
+        now = self.now()
+        pace.release(now)
+        if pace.is_over:
+            del self.paces[address, topic]
+        elif pace.waits and not pace.is_timed and now < pace.resume_at:
+            # Also after a timer that came a little early, as those of uvloop do.
+            pace.is_timed = True
+            asyncio.get_running_loop().call_later(pace.resume_at - now, self._resume, address, topic)
 
-    def paced(self, address: str) -> SendPace | None:
-        """The pace of a broker to which nothing may be sent right now."""
-        pace = self.paces.get(address)
-        return None if pace is None or pace.admits(self._calls_to(address), self.now()) else pace
+    def _resume(self, address: str, topic: str) -> None:
+        pace = self.paces.get((address, topic))
+        if pace is not None:
+            pace.is_timed = False
+            self.release(address, topic)
 
     def has_idle_broker(self, topic: str) -> bool:
         """Whether a broker of this topic is not busy."""
         route = self.instance.routes.known(topic)
-        return route is not None and any(self.address(route, queue) not in self.paces for queue in route.to_write)
+        return route is not None and any(
+            (self.address(route, queue), topic) not in self.paces for queue in route.to_write
+        )
 
-    def _calls_to(self, address: str) -> int:
-        peer = self.instance.connections.get(address)
-        return 0 if peer is None else peer.calls_open
+    def close(self) -> None:
+        """End what waits for busy brokers."""
+        paces, self.paces = self.paces, {}
+        for pace in paces.values():
+            for sending in pace.give_up():
+                assert isinstance(sending, OngoingSend)
+                sending.close()
 
     def now(self) -> float:
         return self._clock.monotonic()
@@ -274,6 +286,7 @@ class OngoingSend:
         "_awaited",
         "_busy",
         "_context",
+        "_counted",
         "_failures",
         "_mode",
         "_opaque",
@@ -327,6 +340,8 @@ class OngoingSend:
         #: While a busy broker must be left alone, and what it said last.
         self._pace: SendPace | None = None
         self._busy: BrokerRefused | None = None
+        #: The pace that counts it while an answer is awaited.
+        self._counted: SendPace | None = None
         #: Of attempts that failed: why, and the brokers that they went to.
         self._failures: tuple[BaseException, ...] = ()
         self._avoid: tuple[str, ...] = ()
@@ -423,6 +438,10 @@ class OngoingSend:
         """The broker is not too busy any more (``pace.Paced``)."""
         self._pace = None
         self._awaited = ""
+        if self.receipt.done():
+            # Cancelled by its holder, before anything was sent.
+            self._finish(None, None)
+            return
         peer = self._sender.instance.connections.get(self._address)
         if peer is not None and (self._mode is _ASYNC or not peer.is_full):
             self._write(peer, is_admitted=True)
@@ -433,11 +452,16 @@ class OngoingSend:
         sender, outgoing, queue = self._sender, self.outgoing, self._queue
         assert queue is not None
         is_oneway = self._mode is _ONEWAY
-        if sender.paces and not is_admitted and (pace := sender.paced(self._address)) is not None:
-            self._pace = pace
-            self._awaited = f"{self._address} was too busy for the message"
-            pace.wait(self)
-            return
+        if sender.paces and (pace := sender.paces.get((self._address, outgoing.topic))) is not None:
+            if not is_admitted and not pace.admits(sender.now()):
+                self._pace = pace
+                self._awaited = f"{self._address} was too busy for the message"
+                pace.wait(self)
+                sender.release(self._address, outgoing.topic)
+                return
+            if not is_oneway:
+                pace.out += 1
+                self._counted = pace
         try:
             opaque = peer.next_opaque()
             head = sender.heads.encode(outgoing, queue.queue_id, opaque=opaque, oneway=is_oneway)
@@ -497,8 +521,8 @@ class OngoingSend:
         if queue is not None:
             sender.report(queue, self._started, error)
         self._run_hooks_after(receipt, error)
-        if sender.paces:
-            sender.keep_pace(self._address, stored=error is None)
+        if self._counted is not None:
+            self._uncount(stored=error is None)
         if error is not None:
             if isinstance(error, BrokerRefused) and error.code in _BUSY_CODES and self._attempts_left > 0:
                 self._wait_while_busy(error)
@@ -530,7 +554,7 @@ class OngoingSend:
         """Nothing was stored, and nothing is as it should be: go again when the broker, or another one, has room."""
         sender = self._sender
         self._busy = refusal
-        sender.slow_down(self._address)
+        sender.slow_down(self._address, self.outgoing.topic)
         if self.receipt.done():
             # Cancelled by its holder.
             self._finish(None, None)
@@ -540,6 +564,21 @@ class OngoingSend:
             self._queue = None
         self._address = ""
         self.begin()
+
+    def _uncount(self, *, stored: bool) -> None:
+        """It is not on its way any more, at a broker that was busy."""
+        pace, self._counted = self._counted, None
+        assert pace is not None
+        pace.out -= 1
+        if stored:
+            pace.done()
+        self._sender.release(self._address, self.outgoing.topic)
+
+    def close(self) -> None:
+        """The client is closed while this waits for a busy broker."""
+        self._pace = None
+        self._awaited = ""
+        self._ended(None, NotRunning("this client was closed while a message waited for a busy broker"))
 
     def _run_hooks_after(self, receipt: SendReceipt | None, error: BaseException | None) -> None:
         context = self._context
@@ -592,6 +631,8 @@ class OngoingSend:
         if self._peer is not None:
             self._peer.forget_call(self._opaque)
             self._peer = None
+        if self._counted is not None:
+            self._uncount(stored=False)
 
     def _finish(self, receipt: SendReceipt | None, error: BaseException | None) -> None:
         sender = self._sender

@@ -258,7 +258,8 @@ class IndexFile:
         if kept > 1:
             _, self.end_offset, seconds, _ = self._entry(kept - 1)
             exact_ms = store_time(self.end_offset)
-            self.end_time_ms = exact_ms if exact_ms >= 0 else self.begin_time_ms + seconds * 1000
+            # A page of the log that the disk has lost reads as zeros.
+            self.end_time_ms = exact_ms if exact_ms > 0 else self.begin_time_ms + seconds * 1000
         self.write_header()
         if distrust:
             # Pages of entries may have come to the disk beyond one that did not.

@@ -40,7 +40,10 @@ class RunPart(NamedTuple):
 
 
 class SealedRun(NamedTuple):
-    """Records of a run that were sealed together, and what a kernel made of them. No queue of theirs is special."""
+    """Records of a run that were sealed together, and what a kernel made of them.
+
+    Their queues have neither due times nor units; only that of the timer may be needed by a further part.
+    """
 
     parts: list[RunPart]
     #: Index entries.
