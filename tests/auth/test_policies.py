@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from ternmq.auth import user_acl
 from ternmq.auth.policies import NO_POLICIES, Policies, PolicyEntry, PolicyType, ResourcePattern, Verb
 from ternmq.errors import ConfigError
 from ternmq.net.gate import Resource, ResourceKind
+from ternmq.wire.codes import RequestCode
 
 ORDERS, PAYMENTS = Resource(ResourceKind.TOPIC, "orders"), Resource(ResourceKind.TOPIC, "payments")
 BILLING = Resource(ResourceKind.GROUP, "billing")
@@ -158,4 +160,6 @@ def test_every_code_that_deletes_a_topic_or_group_asks_for_delete() -> None:
     # Those of name servers are for admins.
     deleting -= {RequestCode.DELETE_TOPIC_IN_NAMESRV}
     assert {RequestCode.DELETE_TOPIC_IN_GROUP, RequestCode.DELETE_TOPIC_IN_BROKER} < deleting
-    assert {code: {Verb.DELETE} for code in deleting} == {code: set(user_acl._VERBS_OF_CODES[code]) for code in deleting}
+    assert {code: {Verb.DELETE} for code in deleting} == {
+        code: set(user_acl._VERBS_OF_CODES[code]) for code in deleting
+    }
