@@ -127,7 +127,7 @@ def test_no_frame_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[s
                 run,
                 terms,
                 damage.pick((timed_form, timed_form, timed_form, form)),
-                damage.pick((0, 0, 0, 1, 2**62)),
+                damage.pick((*range(run.count), 2**62)),
                 large,
                 0,
                 damage.pick((4_096, 4_096, 4_096, 250, 4_097)),

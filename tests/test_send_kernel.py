@@ -253,8 +253,11 @@ def test_limits_are_hit_exactly() -> None:
         assert stored(sends, room, with_=terms(**changes)) is None
         assert not any(room)
     for more, is_taken in ((0, True), (1, False)):
-        text = f"UNIQ_KEY\x01{'k' * (32_767 - len(MORE) - 10 + more)}"
+        text = f"UNIQ_KEY\x01k\x02X\x01{'x' * (32_767 - len(MORE) - 14 + more)}"
         assert is_taken is check(framed(header_text(i=text).encode()))
+    # A reply has the key.
+    for letters, is_taken in ((255, True), (256, False)):
+        assert is_taken is check(framed(header_text(i=f"UNIQ_KEY\x01{'k' * letters}").encode()))
 
 
 def test_a_place_that_is_not_plain_ends_a_run() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from ternmq.admin.loads import BrokerLoad, GroupLoad, TopicLoad
 from ternmq.cli import findings
-from ternmq.cli.findings import DiskFacts, Finding, Level
+from ternmq.cli.findings import DiskFacts, DoctorFinding, Severity
 from ternmq.cli.machine import disk_facts, limits
 from ternmq.cli.sizing import Sizing, size
 from tests.cli.conftest import Serving, tern
@@ -21,41 +21,41 @@ Tern = Callable[..., subprocess.CompletedProcess[str]]
 GIB = 1 << 30
 
 
-def levels(found: list[Finding]) -> list[Level]:
+def levels(found: list[DoctorFinding]) -> list[Severity]:
     return [one.level for one in found]
 
 
 @pytest.mark.parametrize(
     ("disk", "expected"),
     [
-        (DiskFacts("/d", 50 * GIB, 100 * GIB, "ext4", "mq-deadline", is_rotational=False), {Level.OK}),
-        (DiskFacts("/d", 20 * GIB, 100 * GIB, "xfs"), {Level.OK, Level.WARNING}),
-        (DiskFacts("/d", 5 * GIB, 100 * GIB), {Level.PROBLEM}),
-        (DiskFacts("/d", 50 * GIB, 100 * GIB, "tmpfs"), {Level.OK, Level.PROBLEM}),
-        (DiskFacts("/d", 50 * GIB, 100 * GIB, "nfs4"), {Level.OK, Level.PROBLEM}),
-        (DiskFacts("/d", 50 * GIB, 100 * GIB, "", "bfq", is_rotational=False), {Level.OK, Level.WARNING}),
-        (DiskFacts("/d", 50 * GIB, 100 * GIB, "", "none", is_rotational=True), {Level.OK, Level.WARNING}),
+        (DiskFacts("/d", 50 * GIB, 100 * GIB, "ext4", "mq-deadline", is_rotational=False), {Severity.OK}),
+        (DiskFacts("/d", 20 * GIB, 100 * GIB, "xfs"), {Severity.OK, Severity.WARNING}),
+        (DiskFacts("/d", 5 * GIB, 100 * GIB), {Severity.PROBLEM}),
+        (DiskFacts("/d", 50 * GIB, 100 * GIB, "tmpfs"), {Severity.OK, Severity.PROBLEM}),
+        (DiskFacts("/d", 50 * GIB, 100 * GIB, "nfs4"), {Severity.OK, Severity.PROBLEM}),
+        (DiskFacts("/d", 50 * GIB, 100 * GIB, "", "bfq", is_rotational=False), {Severity.OK, Severity.WARNING}),
+        (DiskFacts("/d", 50 * GIB, 100 * GIB, "", "none", is_rotational=True), {Severity.OK, Severity.WARNING}),
     ],
 )
-def test_a_disk_is_judged_by_space_file_system_and_scheduler(disk: DiskFacts, expected: set[Level]) -> None:
+def test_a_disk_is_judged_by_space_file_system_and_scheduler(disk: DiskFacts, expected: set[Severity]) -> None:
     """T1"""
     assert expected == set(levels(findings.about_disk(disk)))
 
 
 def test_limits_are_judged() -> None:
     """T1: a negative number is no limit; None is not known."""
-    assert [Level.OK, Level.OK, Level.OK] == levels(findings.about_limits(-1, -1, 262_144))
-    assert [Level.WARNING, Level.OK, Level.WARNING] == levels(findings.about_limits(20_000, 64 << 10, 1_000))
-    assert [Level.PROBLEM] == levels(findings.about_limits(1_024, None, None))
+    assert [Severity.OK, Severity.OK, Severity.OK] == levels(findings.about_limits(-1, -1, 262_144))
+    assert [Severity.WARNING, Severity.OK, Severity.WARNING] == levels(findings.about_limits(20_000, 64 << 10, 1_000))
+    assert [Severity.PROBLEM] == levels(findings.about_limits(1_024, None, None))
 
 
 def test_name_servers_must_answer_and_know_the_same_brokers() -> None:
     """T1, A6: they do not copy from each other."""
     found = findings.about_name_servers({"a:1": ["b:1", "b:2"], "b:1": ["b:1"], "c:1": "connection refused"})
 
-    assert [Level.OK, Level.PROBLEM, Level.PROBLEM] == levels(found)
+    assert [Severity.OK, Severity.PROBLEM, Severity.PROBLEM] == levels(found)
     assert "b:1 does not know b:2" == found[1].what
-    assert [Level.OK, Level.WARNING] == levels(findings.about_name_servers({"a:1": ["b:1"]}))
+    assert [Severity.OK, Severity.WARNING] == levels(findings.about_name_servers({"a:1": ["b:1"]}))
 
 
 def load(**fields: object) -> BrokerLoad:
@@ -64,20 +64,26 @@ def load(**fields: object) -> BrokerLoad:
 
 def test_brokers_are_judged_by_answer_address_disk_and_version() -> None:
     """T1"""
-    assert [Level.PROBLEM] == levels(findings.about_brokers([load(trouble="refused")], is_remote=True))
-    assert [Level.PROBLEM] == levels(findings.about_brokers([load(address="127.0.0.1:1")], is_remote=True))
-    assert [Level.OK] == levels(findings.about_brokers([load(address="127.0.0.1:1")], is_remote=False))
-    assert [Level.OK, Level.WARNING] == levels(findings.about_brokers([load(disk_ratio=0.8)], is_remote=True))
-    assert [Level.OK, Level.PROBLEM] == levels(findings.about_brokers([load(disk_ratio=0.95)], is_remote=True))
+    assert [Severity.PROBLEM] == levels(findings.about_brokers([load(trouble="refused")], is_remote=True))
+    assert [Severity.PROBLEM] == levels(findings.about_brokers([load(address="127.0.0.1:1")], is_remote=True))
+    assert [Severity.OK] == levels(findings.about_brokers([load(address="127.0.0.1:1")], is_remote=False))
+    assert [Severity.OK, Severity.WARNING] == levels(findings.about_brokers([load(disk_ratio=0.8)], is_remote=True))
+    assert [Severity.OK, Severity.PROBLEM] == levels(findings.about_brokers([load(disk_ratio=0.95)], is_remote=True))
     mixed = [load(version="TernMQ_1"), load(version="TernMQ_2")]
-    assert [Level.OK, Level.OK, Level.WARNING] == levels(findings.about_brokers(mixed, is_remote=True))
+    assert [Severity.OK, Severity.OK, Severity.WARNING] == levels(findings.about_brokers(mixed, is_remote=True))
 
 
 @pytest.mark.parametrize(
     ("time_ms", "level"),
-    [(100_000, Level.OK), (101_050, Level.OK), (97_000, Level.WARNING), (60_000, Level.PROBLEM), (None, Level.OK)],
+    [
+        (100_000, Severity.OK),
+        (101_050, Severity.OK),
+        (97_000, Severity.WARNING),
+        (60_000, Severity.PROBLEM),
+        (None, Severity.OK),
+    ],
 )
-def test_clocks_are_compared_without_the_time_of_the_answer(time_ms: int | None, level: Level) -> None:
+def test_clocks_are_compared_without_the_time_of_the_answer(time_ms: int | None, level: Severity) -> None:
     """T1"""
     (found,) = findings.about_clocks([load(time_ms=time_ms)], now_ms=100_000, took_ms=100)
 

@@ -35,7 +35,7 @@ def test_a_quota_is_set_shown_and_deleted(on_cluster: Tern) -> None:
         (("set", "--topic", "limited"), 2, "give --messages, --bytes or both"),
         (("set", "--messages", "1"), 2, "give either --topic or --group"),
         (("clear", "--topic", "a", "--group", "b"), 2, "give either --topic or --group"),
-        (("set", "--group", "nobody", "--bytes", "1"), 1, "no broker has group 'nobody'"),
+        (("set", "--group", "nobody", "--bytes", "1"), 3, "no broker has group 'nobody'"),
     ],
 )
 def test_wrong_usage_is_told_in_a_sentence(

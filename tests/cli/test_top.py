@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Callable
 
 from ternmq.admin.loads import BrokerLoad, GroupLoad, TopicLoad, broker_load
-from ternmq.cli.top_screen import Order, Snapshot, draw, group_rows, topic_rows
+from ternmq.cli.top_screen import Snapshot, SortOrder, draw, group_rows, topic_rows
 from tests.cli.conftest import Serving
 from tests.cli.terminal import terminal
 
@@ -36,19 +36,19 @@ def test_the_order_is_by_rate_by_size_or_by_name() -> None:
             [row["topic"] for row in topic_rows(snapshot(), order)],
             [row["group"] for row in group_rows(snapshot(), order)],
         )
-        for order in Order
+        for order in SortOrder
     }
 
-    assert (["topic-2", "topic-1", "topic-0"], ["fast", "slow"]) == orders[Order.RATE]
-    assert (["topic-0", "topic-1", "topic-2"], ["slow", "fast"]) == orders[Order.SIZE]
-    assert (["topic-0", "topic-1", "topic-2"], ["fast", "slow"]) == orders[Order.NAME]
-    assert [Order.SIZE, Order.NAME, Order.RATE] == [order.next() for order in Order]
+    assert (["topic-2", "topic-1", "topic-0"], ["fast", "slow"]) == orders[SortOrder.RATE]
+    assert (["topic-0", "topic-1", "topic-2"], ["slow", "fast"]) == orders[SortOrder.SIZE]
+    assert (["topic-0", "topic-1", "topic-2"], ["fast", "slow"]) == orders[SortOrder.NAME]
+    assert [SortOrder.SIZE, SortOrder.NAME, SortOrder.RATE] == [order.next() for order in SortOrder]
 
 
 def test_a_screen_is_never_larger_than_the_terminal() -> None:
     """T1: hundreds of topics and brokers, small terminals."""
     for width, height in ((140, 40), (80, 24), (40, 10)):
-        lines = draw(snapshot(topics=300, brokers=20), order=Order.RATE, width=width, height=height)
+        lines = draw(snapshot(topics=300, brokers=20), order=SortOrder.RATE, width=width, height=height)
         bare = [line.removeprefix("\x1b[1m").removeprefix("\x1b[7m").removesuffix("\x1b[0m") for line in lines]
 
         assert len(lines) <= height
@@ -57,7 +57,7 @@ def test_a_screen_is_never_larger_than_the_terminal() -> None:
 
 def test_groups_have_their_part_of_a_full_screen() -> None:
     """T1"""
-    text = "\n".join(draw(snapshot(topics=300), order=Order.RATE, width=140, height=40))
+    text = "\n".join(draw(snapshot(topics=300), order=SortOrder.RATE, width=140, height=40))
 
     assert "slow" in text
     assert "topic-299" in text

@@ -32,7 +32,7 @@ _GAUGES: Final = (
 )
 
 
-class Rows(Protocol):
+class MetricRows(Protocol):
     """What takes the rows: a family of metrics, then its rows."""
 
     def gauge(self, name: str, what: str, labels: Sequence[str] = ()) -> None: ...
@@ -42,7 +42,7 @@ class Rows(Protocol):
     def row(self, labels: tuple[str, ...], value: float) -> None: ...
 
 
-def read_shares(rows: Rows, sharing: Sharing, lanes: Lanes) -> None:
+def read_shares(rows: MetricRows, sharing: Sharing, lanes: Lanes) -> None:
     """Tell all of them. A slave has no gauges: only a master shares messages."""
     measures = sharing.measures()
     for key, name, what in _COUNTERS:

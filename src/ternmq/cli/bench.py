@@ -54,7 +54,7 @@ class Load:
 
 
 @dataclass(slots=True)
-class Tally:
+class BenchTally:
     """What has happened so far."""
 
     sent: int = 0
@@ -112,7 +112,7 @@ def bench(
     if messages is None and seconds is None:
         messages = 10_000
     load = Load(topic, messages, seconds, b"x" * size, in_flight, batch, rate, unpredictable(8))
-    tally = Tally()
+    tally = BenchTally()
     with _bar(load, tally) as tell:
         run(_measure(load, tally, group=group if consume else None, name_servers=name_servers, tell=tell))
     _show(load, tally, consumes=consume, as_json=as_json)
@@ -120,7 +120,9 @@ def bench(
         raise typer.Exit(1)
 
 
-async def _measure(load: Load, tally: Tally, *, group: str | None, name_servers: str, tell: Callable[[], None]) -> None:
+async def _measure(
+    load: Load, tally: BenchTally, *, group: str | None, name_servers: str, tell: Callable[[], None]
+) -> None:
     from ternmq.client.send.producer import Producer
 
     clock = SystemClock()
@@ -147,7 +149,7 @@ def _message(load: Load, clock: Clock, *, run: str) -> Message:
 # --- Sending --------------------------------------------------------------------------------------------------------
 
 
-async def _send_all(producer: Producer, load: Load, tally: Tally, clock: Clock, tell: Callable[[], None]) -> None:
+async def _send_all(producer: Producer, load: Load, tally: BenchTally, clock: Clock, tell: Callable[[], None]) -> None:
     """``in_flight`` workers, each with one request after the other; with a rate, each request has its time."""
     began = clock.monotonic()
     started = 0
@@ -178,7 +180,7 @@ async def _send_all(producer: Producer, load: Load, tally: Tally, clock: Clock, 
     tally.sent_seconds = clock.monotonic() - began
 
 
-async def _send(producer: Producer, load: Load, tally: Tally, clock: Clock, count: int, due: float) -> None:
+async def _send(producer: Producer, load: Load, tally: BenchTally, clock: Clock, count: int, due: float) -> None:
     made = [_message(load, clock, run=load.run) for _ in range(count)]
     try:
         if count == 1:
@@ -200,7 +202,7 @@ class _Consuming:
     """A consumer of the messages of this run; gives a function that waits until so many have arrived."""
 
     def __init__(
-        self, load: Load, tally: Tally, group: str, name_servers: str, clock: Clock, tell: Callable[[], None]
+        self, load: Load, tally: BenchTally, group: str, name_servers: str, clock: Clock, tell: Callable[[], None]
     ) -> None:
         from ternmq.client.consume.offsets import StartPosition
         from ternmq.client.consume.push import PushConsumer
@@ -242,7 +244,7 @@ class _Consuming:
 
 
 @contextmanager
-def _bar(load: Load, tally: Tally) -> Iterator[Callable[[], None]]:
+def _bar(load: Load, tally: BenchTally) -> Iterator[Callable[[], None]]:
     if not sys.stderr.isatty():
         yield lambda: None
         return
@@ -261,7 +263,7 @@ def _bar(load: Load, tally: Tally) -> Iterator[Callable[[], None]]:
         yield tell
 
 
-def _show(load: Load, tally: Tally, *, consumes: bool, as_json: bool) -> None:
+def _show(load: Load, tally: BenchTally, *, consumes: bool, as_json: bool) -> None:
     parts: dict[str, tuple[int, float, Latencies]] = {"send": (tally.sent, tally.sent_seconds, tally.send)}
     if consumes:
         parts["consume"] = (tally.consumed, tally.consumed_seconds, tally.end_to_end)

@@ -1,6 +1,6 @@
 """What all commands of ``tern`` have in common (T1): options that are added to them, and three marks.
 
-A group of commands is a ``Commands``, not a plain ``typer.Typer``. Then each of its commands is a ``Command``:
+A group of commands is a ``Commands``, not a plain ``typer.Typer``. Then each of its commands is a ``TernCommand``:
 
 - One with ``--json`` also has ``--output table|json|csv``; ``--json`` is its short form.
 - One with ``--name-server`` also has ``--profile NAME``, and ``tern --profile NAME COMMAND`` works, too.
@@ -30,7 +30,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _WATCH: Final = ("--watch", "-w")
 
 
-class Command(TyperCommand):
+class TernCommand(TyperCommand):
     """A command with the options that it shares with others.
 
     The context is typed as ``Any``: typer does not export the class that its own signatures use.
@@ -56,7 +56,7 @@ class Command(TyperCommand):
             return super().invoke(ctx)
 
 
-class Watched(Command):
+class Watched(TernCommand):
     """A command that shows a state, once or again and again."""
 
     def __init__(self, name: str | None, *, params: list[Any] | None = None, **more: Any) -> None:
@@ -80,7 +80,7 @@ class Watched(Command):
         return None
 
 
-class Destructive(Command):
+class Destructive(TernCommand):
     """A command that deletes or overwrites something: it shows what, and asks (``confirm``)."""
 
 
@@ -88,7 +88,7 @@ class Commands(typer.Typer):
     """A group of commands."""
 
     def command(
-        self, name: str | None = None, *, cls: type[TyperCommand] | None = Command, **more: Any
+        self, name: str | None = None, *, cls: type[TyperCommand] | None = TernCommand, **more: Any
     ) -> Callable[[Function], Function]:
         return super().command(name, cls=cls, **more)
 

@@ -23,7 +23,7 @@ from ternmq.errors import TernError
 
 if TYPE_CHECKING:
     from ternmq.broker.config import BrokerConfig
-    from ternmq.cli.findings import Finding
+    from ternmq.cli.findings import DoctorFinding
 
 
 class Doctor(TyperGroup):
@@ -70,17 +70,17 @@ def check(
 
         tern doctor --profile production --json
     """
-    from ternmq.cli.findings import Level
+    from ternmq.cli.findings import Severity
 
     found = _of_machine(config, settings or [], directory)
     if cluster:
         found += run(_of_cluster(name_servers))
     output = Output(as_json=as_json)
     output.rows([asdict(one) for one in found], columns=("level", "area", "what", "cure"), empty="")
-    counts = {level: sum(one.level is level for one in found) for level in Level}
+    counts = {level: sum(one.level is level for one in found) for level in Severity}
     if not as_json:
-        note(f"{counts[Level.PROBLEM]} problems, {counts[Level.WARNING]} warnings, {counts[Level.OK]} ok")
-    if counts[Level.PROBLEM]:
+        note(f"{counts[Severity.PROBLEM]} problems, {counts[Severity.WARNING]} warnings, {counts[Severity.OK]} ok")
+    if counts[Severity.PROBLEM]:
         raise typer.Exit(1)
 
 
@@ -171,7 +171,7 @@ def sizing(
 # --- This machine ---------------------------------------------------------------------------------------------------
 
 
-def _of_machine(config: Path | None, flags: list[str], directory: Path | None) -> list[Finding]:
+def _of_machine(config: Path | None, flags: list[str], directory: Path | None) -> list[DoctorFinding]:
     from ternmq import kernels
     from ternmq.broker.config import BrokerConfig
     from ternmq.cli import findings, machine
@@ -208,7 +208,7 @@ async def _ports(config: BrokerConfig) -> dict[str, tuple[int, str]]:
 # --- The cluster ----------------------------------------------------------------------------------------------------
 
 
-async def _of_cluster(name_servers: str) -> list[Finding]:
+async def _of_cluster(name_servers: str) -> list[DoctorFinding]:
     from ternmq.admin import Admin
     from ternmq.cli import findings
 

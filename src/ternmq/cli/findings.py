@@ -31,17 +31,17 @@ _MEMORY_FILE_SYSTEMS: Final = frozenset({"tmpfs", "ramfs"})
 _SLOW_SCHEDULERS: Final = frozenset({"bfq", "cfq"})
 
 
-class Level(enum.StrEnum):
+class Severity(enum.StrEnum):
     OK = "ok"
     WARNING = "warning"
     PROBLEM = "PROBLEM"
 
 
 @dataclass(slots=True, frozen=True)
-class Finding:
+class DoctorFinding:
     """One result of a check, and what to do about it."""
 
-    level: Level
+    level: Severity
     area: str
     what: str
     cure: str = ""
@@ -62,40 +62,42 @@ class DiskFacts:
 # --- This machine ---------------------------------------------------------------------------------------------------
 
 
-def about_disk(disk: DiskFacts) -> list[Finding]:
+def about_disk(disk: DiskFacts) -> list[DoctorFinding]:
     """Space, file system and scheduler."""
     used = 1 - disk.free_bytes / disk.total_bytes if disk.total_bytes else 0.0
     space = f"{disk.directory}: {disk.free_bytes / (1 << 30):.1f} GiB free, {used:.0%} used"
     if used >= DISK_PROBLEM:
         cure = "free space or shorten fileReservedTime: brokers refuse messages from diskSpaceWarningLevelRatio on"
-        found = [Finding(Level.PROBLEM, "disk", space, cure)]
+        found = [DoctorFinding(Severity.PROBLEM, "disk", space, cure)]
     elif used >= DISK_WARNING:
         cure = "free space: brokers delete old segments early from diskMaxUsedSpaceRatio on"
-        found = [Finding(Level.WARNING, "disk", space, cure)]
+        found = [DoctorFinding(Severity.WARNING, "disk", space, cure)]
     else:
-        found = [Finding(Level.OK, "disk", space)]
+        found = [DoctorFinding(Severity.OK, "disk", space)]
     kind = disk.file_system
     if kind in _MEMORY_FILE_SYSTEMS:
         found.append(
-            Finding(Level.PROBLEM, "file system", f"{kind} is lost at a restart", "choose a directory on a disk")
+            DoctorFinding(
+                Severity.PROBLEM, "file system", f"{kind} is lost at a restart", "choose a directory on a disk"
+            )
         )
     elif kind in _NETWORK_FILE_SYSTEMS:
         cure = "use a local disk, and replicas for safety: locks and fsync of network file systems differ"
-        found.append(Finding(Level.PROBLEM, "file system", f"{kind} is a network file system", cure))
+        found.append(DoctorFinding(Severity.PROBLEM, "file system", f"{kind} is a network file system", cure))
     elif kind:
-        found.append(Finding(Level.OK, "file system", kind))
+        found.append(DoctorFinding(Severity.OK, "file system", kind))
     if disk.scheduler in _SLOW_SCHEDULERS and not disk.is_rotational:
         cure = "use none or mq-deadline: echo none > /sys/block/DEVICE/queue/scheduler"
-        found.append(Finding(Level.WARNING, "scheduler", f"{disk.scheduler} on a disk without heads", cure))
+        found.append(DoctorFinding(Severity.WARNING, "scheduler", f"{disk.scheduler} on a disk without heads", cure))
     elif disk.is_rotational and disk.scheduler == "none":
         cure = "use mq-deadline for a turning disk: echo mq-deadline > /sys/block/DEVICE/queue/scheduler"
-        found.append(Finding(Level.WARNING, "scheduler", "none on a disk with heads", cure))
+        found.append(DoctorFinding(Severity.WARNING, "scheduler", "none on a disk with heads", cure))
     elif disk.scheduler:
-        found.append(Finding(Level.OK, "scheduler", disk.scheduler))
+        found.append(DoctorFinding(Severity.OK, "scheduler", disk.scheduler))
     return found
 
 
-def about_limits(files: int | None, locked_bytes: int | None, mappings: int | None) -> list[Finding]:
+def about_limits(files: int | None, locked_bytes: int | None, mappings: int | None) -> list[DoctorFinding]:
     """Limits of the process and of the kernel; None: not known here. A negative number is "no limit"."""
     found = []
     if files is not None:
@@ -103,40 +105,42 @@ def about_limits(files: int | None, locked_bytes: int | None, mappings: int | No
             f"{files if files >= 0 else 'any number of'} open files",
             "LimitNOFILE=65536 in the unit, or ulimit -n",
         )
-        level = Level.OK
+        level = Severity.OK
         if 0 <= files < FILES_WARNING:
-            level = Level.PROBLEM if files < FILES_PROBLEM else Level.WARNING
-        found.append(Finding(level, "limits", text, "" if level is Level.OK else f"raise it: {cure}"))
+            level = Severity.PROBLEM if files < FILES_PROBLEM else Severity.WARNING
+        found.append(DoctorFinding(level, "limits", text, "" if level is Severity.OK else f"raise it: {cure}"))
     if locked_bytes is not None:
         size = "any amount" if locked_bytes < 0 else f"{locked_bytes >> 10} KiB"
-        found.append(Finding(Level.OK, "limits", f"{size} of locked memory; TernMQ locks none"))
+        found.append(DoctorFinding(Severity.OK, "limits", f"{size} of locked memory; TernMQ locks none"))
     if mappings is not None:
         is_low = mappings < MAPPINGS_WARNING
         cure = "sysctl -w vm.max_map_count=262144: each segment and queue file is a mapping" if is_low else ""
-        found.append(Finding(Level.WARNING if is_low else Level.OK, "limits", f"{mappings} mappings", cure))
+        found.append(DoctorFinding(Severity.WARNING if is_low else Severity.OK, "limits", f"{mappings} mappings", cure))
     return found
 
 
-def about_versions(*, python: tuple[int, int], kernels: str, has_kernels: bool, loop: str) -> list[Finding]:
+def about_versions(*, python: tuple[int, int], kernels: str, has_kernels: bool, loop: str) -> list[DoctorFinding]:
     """Of this installation."""
-    found = [Finding(Level.OK, "versions", f"Python {python[0]}.{python[1]}, {loop}")]
+    found = [DoctorFinding(Severity.OK, "versions", f"Python {python[0]}.{python[1]}, {loop}")]
     if has_kernels:
-        found.append(Finding(Level.OK, "kernels", kernels))
+        found.append(DoctorFinding(Severity.OK, "kernels", kernels))
     else:
         cure = "install a wheel with compiled kernels; without them all works, but takes more CPU time"
-        found.append(Finding(Level.WARNING, "kernels", kernels, cure))
+        found.append(DoctorFinding(Severity.WARNING, "kernels", kernels, cure))
     return found
 
 
-def about_ports(ports: Mapping[str, tuple[int, str]]) -> list[Finding]:
+def about_ports(ports: Mapping[str, tuple[int, str]]) -> list[DoctorFinding]:
     """Ports that a broker of this configuration needs, by use, and why each cannot be had: ``""`` is free.
 
     A port in use is a warning, as the broker itself may run already.
     """
     return [
-        Finding(Level.OK, "ports", f"{number} for {use} is free")
+        DoctorFinding(Severity.OK, "ports", f"{number} for {use} is free")
         if not trouble
-        else Finding(Level.WARNING, "ports", f"{number} for {use} is not free", f"unless it is this broker: {trouble}")
+        else DoctorFinding(
+            Severity.WARNING, "ports", f"{number} for {use} is not free", f"unless it is this broker: {trouble}"
+        )
         for use, (number, trouble) in ports.items()
     ]
 
@@ -144,7 +148,7 @@ def about_ports(ports: Mapping[str, tuple[int, str]]) -> list[Finding]:
 # --- The cluster ----------------------------------------------------------------------------------------------------
 
 
-def about_name_servers(answers: Mapping[str, Sequence[str] | str]) -> list[Finding]:
+def about_name_servers(answers: Mapping[str, Sequence[str] | str]) -> list[DoctorFinding]:
     """What each name server says: the addresses of brokers, or why it does not answer."""
     found = []
     alive = {address: set(answer) for address, answer in answers.items() if not isinstance(answer, str)}
@@ -152,45 +156,49 @@ def about_name_servers(answers: Mapping[str, Sequence[str] | str]) -> list[Findi
     for address, answer in answers.items():
         if isinstance(answer, str):
             cure = f"start it with `tern namesrv`, or check the address and the firewall: {answer}"
-            found.append(Finding(Level.PROBLEM, "name servers", f"{address} does not answer", cure))
+            found.append(DoctorFinding(Severity.PROBLEM, "name servers", f"{address} does not answer", cure))
         elif missing := sorted(everywhere - set(answer)):
             cure = "name all name servers in namesrvAddr of each broker; they do not copy from each other"
-            found.append(Finding(Level.PROBLEM, "name servers", f"{address} does not know {', '.join(missing)}", cure))
+            found.append(
+                DoctorFinding(Severity.PROBLEM, "name servers", f"{address} does not know {', '.join(missing)}", cure)
+            )
         else:
-            found.append(Finding(Level.OK, "name servers", f"{address} knows {len(answer)} brokers"))
+            found.append(DoctorFinding(Severity.OK, "name servers", f"{address} knows {len(answer)} brokers"))
     if len(answers) == 1 and alive:
         cure = "run two or three; clients find brokers through the others while one is down"
-        found.append(Finding(Level.WARNING, "name servers", "there is only one", cure))
+        found.append(DoctorFinding(Severity.WARNING, "name servers", "there is only one", cure))
     return found
 
 
-def about_brokers(brokers: Sequence[BrokerLoad], *, is_remote: bool) -> list[Finding]:
+def about_brokers(brokers: Sequence[BrokerLoad], *, is_remote: bool) -> list[DoctorFinding]:
     """Reachability, disks and versions. ``is_remote``: the name servers are on other machines."""
     found = []
     for one in brokers:
         name = f"{one.broker}:{one.broker_id} at {one.address}"
         if one.trouble:
             cure = f"check that it runs, and the firewall; brokerIP1 is the address that clients get: {one.trouble}"
-            found.append(Finding(Level.PROBLEM, "brokers", f"{name} does not answer", cure))
+            found.append(DoctorFinding(Severity.PROBLEM, "brokers", f"{name} does not answer", cure))
             continue
         if is_remote and _is_loopback(one.address):
             cure = "set brokerIP1 to its address in the network: other machines cannot connect to this one"
-            found.append(Finding(Level.PROBLEM, "brokers", f"{name} is registered with a loopback address", cure))
+            found.append(
+                DoctorFinding(Severity.PROBLEM, "brokers", f"{name} is registered with a loopback address", cure)
+            )
             continue
         memory = f", {one.memory_bytes >> 20} MiB" if one.memory_bytes is not None else ""
-        found.append(Finding(Level.OK, "brokers", f"{name}: {one.version}{memory}"))
+        found.append(DoctorFinding(Severity.OK, "brokers", f"{name}: {one.version}{memory}"))
         if one.disk_ratio is not None and one.disk_ratio >= DISK_WARNING:
-            level = Level.PROBLEM if one.disk_ratio >= DISK_PROBLEM else Level.WARNING
+            level = Severity.PROBLEM if one.disk_ratio >= DISK_PROBLEM else Severity.WARNING
             cure = "free space on its disk, or shorten fileReservedTime (`tern config set fileReservedTime=48`)"
-            found.append(Finding(level, "brokers", f"{name}: its disk is {one.disk_ratio:.0%} full", cure))
+            found.append(DoctorFinding(level, "brokers", f"{name}: its disk is {one.disk_ratio:.0%} full", cure))
     versions = {one.version for one in brokers if one.version}
     if len(versions) > 1:
         cure = "finish the rolling update; a mixed cluster works, but for a short time only"
-        found.append(Finding(Level.WARNING, "versions", f"brokers of {', '.join(sorted(versions))}", cure))
+        found.append(DoctorFinding(Severity.WARNING, "versions", f"brokers of {', '.join(sorted(versions))}", cure))
     return found
 
 
-def about_clocks(brokers: Iterable[BrokerLoad], *, now_ms: int, took_ms: int) -> list[Finding]:
+def about_clocks(brokers: Iterable[BrokerLoad], *, now_ms: int, took_ms: int) -> list[DoctorFinding]:
     """Clocks of brokers against the one of this machine; an answer took up to ``took_ms``."""
     found = []
     for one in brokers:
@@ -199,20 +207,20 @@ def about_clocks(brokers: Iterable[BrokerLoad], *, now_ms: int, took_ms: int) ->
         apart_ms = max(abs(now_ms - one.time_ms) - took_ms, 0)
         if apart_ms < CLOCK_WARNING_MS:
             continue
-        level = Level.PROBLEM if apart_ms >= CLOCK_PROBLEM_MS else Level.WARNING
+        level = Severity.PROBLEM if apart_ms >= CLOCK_PROBLEM_MS else Severity.WARNING
         ahead = "behind" if one.time_ms < now_ms else "ahead"
         text = f"the clock of {one.broker}:{one.broker_id} is {apart_ms / 1000:.1f} s {ahead} of this machine's"
         found.append(
-            Finding(level, "clock", text, "synchronise the clocks of all machines (chrony, systemd-timesyncd)")
+            DoctorFinding(level, "clock", text, "synchronise the clocks of all machines (chrony, systemd-timesyncd)")
         )
-    return found or [Finding(Level.OK, "clock", "the clocks agree within a second")]
+    return found or [DoctorFinding(Severity.OK, "clock", "the clocks agree within a second")]
 
 
-def about_topics(topics: Iterable[TopicLoad], *, masters: int) -> list[Finding]:
+def about_topics(topics: Iterable[TopicLoad], *, masters: int) -> list[DoctorFinding]:
     """Topics that a part of the brokers has only: they are lost to producers when that broker is away."""
     return [
-        Finding(
-            Level.WARNING,
+        DoctorFinding(
+            Severity.WARNING,
             "topics",
             f"{one.topic} is on {len(one.brokers)} of {masters} brokers ({', '.join(one.brokers)})",
             f"`tern topic create {one.topic} --queues {max(one.queues // len(one.brokers), 1)}` puts it on all",
@@ -222,11 +230,11 @@ def about_topics(topics: Iterable[TopicLoad], *, masters: int) -> list[Finding]:
     ]
 
 
-def about_groups(groups: Iterable[GroupLoad]) -> list[Finding]:
+def about_groups(groups: Iterable[GroupLoad]) -> list[DoctorFinding]:
     """Groups that nobody works for, although messages wait."""
     return [
-        Finding(
-            Level.WARNING,
+        DoctorFinding(
+            Severity.WARNING,
             "groups",
             f"{one.group} has no active consumers, and {one.lag} messages wait",
             f"start its consumers, or `tern group delete {one.group}` if it is not needed any more",

@@ -27,7 +27,7 @@ from ternmq.tasks import Tasks
 
 if TYPE_CHECKING:
     from ternmq.admin import Admin
-    from ternmq.cli.top_screen import Order, Snapshot
+    from ternmq.cli.top_screen import Snapshot, SortOrder
 
 EVERY_S: Final = 2.0
 #: Topics and groups that are asked for in each round.
@@ -78,7 +78,7 @@ def _print(name_servers: str, *, as_json: bool) -> None:
         BROKER_COLUMNS,
         GROUP_COLUMNS,
         TOPIC_COLUMNS,
-        Order,
+        SortOrder,
         broker_rows,
         group_rows,
         topic_rows,
@@ -97,8 +97,8 @@ def _print(name_servers: str, *, as_json: bool) -> None:
         output.item(fields, "")
         return
     output.rows(broker_rows(found), columns=BROKER_COLUMNS, empty="no brokers are registered")
-    output.rows(topic_rows(found, Order.RATE), columns=TOPIC_COLUMNS, empty="no topics yet")
-    output.rows(group_rows(found, Order.RATE), columns=GROUP_COLUMNS, empty="no groups yet")
+    output.rows(topic_rows(found, SortOrder.RATE), columns=TOPIC_COLUMNS, empty="no topics yet")
+    output.rows(group_rows(found, SortOrder.RATE), columns=GROUP_COLUMNS, empty="no groups yet")
 
 
 # --- Live -----------------------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def _print(name_servers: str, *, as_json: bool) -> None:
 class _Screen:
     """What is shown, and what keys do to it."""
 
-    def __init__(self, first: Snapshot, order: Order) -> None:
+    def __init__(self, first: Snapshot, order: SortOrder) -> None:
         self.snapshot = first
         self.order = order
         self.trouble = ""
@@ -144,11 +144,11 @@ class _Screen:
 
 async def _live(name_servers: str, every_s: float) -> None:
     from ternmq.admin import Admin
-    from ternmq.cli.top_screen import Order
+    from ternmq.cli.top_screen import SortOrder
 
     async with Admin(name_servers) as admin:
         # An error in the first look ends the command as usual.
-        screen = _Screen(await _look(admin), Order.RATE)
+        screen = _Screen(await _look(admin), SortOrder.RATE)
         loop = asyncio.get_running_loop()
 
         async def refresh() -> None:

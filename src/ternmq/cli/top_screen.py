@@ -17,22 +17,22 @@ _REVERSE: Final = "\x1b[7m"
 _RED: Final = "\x1b[31m"
 _PLAIN: Final = "\x1b[0m"
 
-Row = dict[str, object]
+TopRow = dict[str, object]
 
 BROKER_COLUMNS: Final = ("broker", "id", "in_s", "out_s", "memory", "disk", "connections", "state")
 TOPIC_COLUMNS: Final = ("topic", "brokers", "in_s", "messages")
 GROUP_COLUMNS: Final = ("group", "members", "out_s", "lag")
 
 
-class Order(enum.StrEnum):
+class SortOrder(enum.StrEnum):
     """What topics and groups are sorted by; ``s`` takes the next one."""
 
     RATE = "rate"
     SIZE = "size"
     NAME = "name"
 
-    def next(self) -> Order:
-        orders = list(Order)
+    def next(self) -> SortOrder:
+        orders = list(SortOrder)
         return orders[(orders.index(self) + 1) % len(orders)]
 
 
@@ -46,7 +46,7 @@ class Snapshot:
     groups: Sequence[GroupLoad]
 
 
-def broker_rows(snapshot: Snapshot) -> list[Row]:
+def broker_rows(snapshot: Snapshot) -> list[TopRow]:
     return [
         {
             "broker": one.broker,
@@ -62,8 +62,8 @@ def broker_rows(snapshot: Snapshot) -> list[Row]:
     ]
 
 
-def topic_rows(snapshot: Snapshot, order: Order) -> list[Row]:
-    keys = {Order.RATE: lambda one: (-one.in_s, one.topic), Order.SIZE: lambda one: (-one.messages, one.topic)}
+def topic_rows(snapshot: Snapshot, order: SortOrder) -> list[TopRow]:
+    keys = {SortOrder.RATE: lambda one: (-one.in_s, one.topic), SortOrder.SIZE: lambda one: (-one.messages, one.topic)}
     found = sorted(snapshot.topics, key=keys.get(order, lambda one: one.topic))
     return [
         {"topic": one.topic, "brokers": len(one.brokers), "in_s": _rate(one.in_s), "messages": one.messages}
@@ -71,14 +71,14 @@ def topic_rows(snapshot: Snapshot, order: Order) -> list[Row]:
     ]
 
 
-def group_rows(snapshot: Snapshot, order: Order) -> list[Row]:
-    keys = {Order.RATE: lambda one: (-one.out_s, one.group), Order.SIZE: lambda one: (-one.lag, one.group)}
+def group_rows(snapshot: Snapshot, order: SortOrder) -> list[TopRow]:
+    keys = {SortOrder.RATE: lambda one: (-one.out_s, one.group), SortOrder.SIZE: lambda one: (-one.lag, one.group)}
     found = sorted(snapshot.groups, key=keys.get(order, lambda one: one.group))
     return [{"group": one.group, "members": one.members, "out_s": _rate(one.out_s), "lag": one.lag} for one in found]
 
 
 def draw(
-    snapshot: Snapshot, *, order: Order, width: int, height: int, paused: bool = False, trouble: str = ""
+    snapshot: Snapshot, *, order: SortOrder, width: int, height: int, paused: bool = False, trouble: str = ""
 ) -> list[str]:
     """The lines of a screen, at most ``height``, each at most ``width`` characters wide."""
     total_in = sum(one.in_s or 0.0 for one in snapshot.brokers if one.broker_id == 0)
@@ -105,7 +105,7 @@ def draw(
     return lines[:height]
 
 
-def table(rows: Sequence[Row], columns: Sequence[str], *, width: int) -> list[str]:
+def table(rows: Sequence[TopRow], columns: Sequence[str], *, width: int) -> list[str]:
     """A heading and a line per row; the first column is to the left, numbers are to the right."""
     cells = [[_text(row[column]) for column in columns] for row in rows]
     headings = [column.replace("_s", "/s") for column in columns]

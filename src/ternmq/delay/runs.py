@@ -17,7 +17,7 @@ from ternmq.store.log.run import PackedRun, RunPart
 
 if TYPE_CHECKING:
     from ternmq._native import ReplyForm, Sends, SendTerms
-    from ternmq.store.log.run import Packer
+    from ternmq.store.log.run import RunPacker
 
 
 class TimedRun(NamedTuple):
@@ -34,7 +34,7 @@ class TimedRun(NamedTuple):
 class TimedRuns:
     """Belongs to the broker's loop."""
 
-    def __init__(self, put: Callable[[Packer], bool], *, broker_name: str, max_delay_ms: int) -> None:
+    def __init__(self, put: Callable[[RunPacker], bool], *, broker_name: str, max_delay_ms: int) -> None:
         """``put`` is that of the store (``RunWriter.put_packed``)."""
         self._put = put
         self._broker_name = broker_name

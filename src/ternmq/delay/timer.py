@@ -32,7 +32,7 @@ from ternmq.wire.recall import handle_text
 from ternmq.wire.record import Sysflag
 
 if TYPE_CHECKING:
-    from ternmq.store.log.run import Packer
+    from ternmq.store.log.run import RunPacker
 
 #: What reveals a message with a delivery time in the text of its properties (``Intake``).
 MARKS: Final = ("TIMER_", Property.START_DELIVER_TIME)
@@ -68,7 +68,7 @@ class Timer:
         #: The draft that was last redirected, its own topic, and its slot.
         self._last: tuple[Draft | None, str, int] = (None, "", 0)
 
-    def runs(self, put: Callable[[Packer], bool]) -> TimedRuns | None:
+    def runs(self, put: Callable[[RunPacker], bool]) -> TimedRuns | None:
         """What does the same for sends of one read, with ``RunWriter.put_packed``; None if no times are accepted."""
         if not self._is_enabled:
             return None

@@ -37,7 +37,7 @@ from ternmq.kernels import HAS_NATIVE, native
 from ternmq.raft.group import Members
 from ternmq.raft.index_files import EntryIndex
 from ternmq.raft.membership import MEMBERS_FLAG, Change, Membership, peers_in
-from ternmq.raft.places import Places, Stretch
+from ternmq.raft.places import EntryStretch, Places
 from ternmq.raft.term_file import CommitFile
 from ternmq.store.config import StoreConfig
 from ternmq.store.disk.base import Disk, Segment
@@ -130,7 +130,7 @@ class RaftLog:
         #: The last entry that recovery has seen.
         self._seen: EntryPlace | None = None
         #: What ``check_append`` was last asked, and what it found.
-        self._checked: tuple[Buffer, list[Stretch]] | None = None
+        self._checked: tuple[Buffer, list[EntryStretch]] | None = None
         #: Records among these that may name the members.
         self._named: list[tuple[EntryPlace, bytes]] = []
         self._is_open = False
@@ -260,10 +260,10 @@ class RaftLog:
         first, last = stretches[0].first, stretches[-1].last
         return Arrived(first.index, last.index, last.term, first.position, last.end)
 
-    def _check(self, data: Buffer) -> list[Stretch]:
+    def _check(self, data: Buffer) -> list[EntryStretch]:
         if self._checked is not None and self._checked[0] is data:
             return self._checked[1]
-        found: list[Stretch] = []
+        found: list[EntryStretch] = []
         named: list[tuple[EntryPlace, bytes]] = []
         at, length_bytes, end, file_bytes = 0, len(data), self.end, self.segment_bytes
         index, term = self._places.next_index, self.last_term
@@ -280,7 +280,7 @@ class RaftLog:
                     members_flag=MEMBERS_FLAG,
                 )
                 if units:
-                    found.append(stretch := Stretch(units))
+                    found.append(stretch := EntryStretch(units))
                     end, index = stretch.last.end, stretch.last.index + 1
                     continue
             place = unpack_entry_header(data, at) if at + ENTRY_HEADER_BYTES <= length_bytes else None
@@ -305,7 +305,7 @@ class RaftLog:
                 raise RemoteProtocolError(f"entry {index} of another member does not hold a whole record")
             if flag == MEMBERS_FLAG:
                 named.append((place, bytes(memoryview(data)[record_at:at])))
-            found.append(Stretch(pack_index_unit(place)))
+            found.append(EntryStretch(pack_index_unit(place)))
             end, index, term = wanted + place.size, index + 1, place.term
         if not found:
             raise RemoteProtocolError("an append of another member has no entries")
@@ -354,7 +354,7 @@ class RaftLog:
             self.membership.cut(self.last_index + 1)
             raise
 
-    def _append_stretches(self, stretches: list[Stretch], data: Buffer) -> None:
+    def _append_stretches(self, stretches: list[EntryStretch], data: Buffer) -> None:
         plain, view, done, number = self._plain, memoryview(data), 0, 0
         self._take_blank_back()
         while number < len(stretches):
@@ -535,7 +535,7 @@ class RaftLog:
         units = None
         if HAS_NATIVE:
             units = native.seal_entries(page, begin - base, end - base, places.next_index, term, begin)
-        places.extend(Stretch(units or self._fill_headers(end)))
+        places.extend(EntryStretch(units or self._fill_headers(end)))
         self.end = end
         plain.seal(end, store_time_ms)
         if self._index.is_late:

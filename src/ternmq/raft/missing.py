@@ -26,7 +26,7 @@ YOUNG_MAX: Final = 1_000
 _TABLES_S: Final = 30.0
 
 
-class Member(Protocol):
+class LackingMember(Protocol):
     """What is needed of this member (``raft.node.RaftNode``)."""
 
     @property
@@ -64,7 +64,7 @@ class FillingFiles(Protocol):
 
 
 class Missing:
-    def __init__(self, node: Member, logs: RareLog) -> None:
+    def __init__(self, node: LackingMember, logs: RareLog) -> None:
         self._node = node
         self._logs = logs
         #: Set by the owner before the first turn; None: files are an operator's business.

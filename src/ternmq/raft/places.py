@@ -31,7 +31,7 @@ from ternmq.wire.layouts.segment_form import RAFT_FORM
 from ternmq.wire.record import BLANK_BYTES
 
 
-class Stretch:
+class EntryStretch:
     """Entries of one term that lie one behind the other in one data file; there is at least one."""
 
     __slots__ = ("first", "last", "units")
@@ -176,7 +176,7 @@ class Places:
 
     # --- Changes ----------------------------------------------------------------------------------------------------
 
-    def extend(self, added: Stretch) -> None:
+    def extend(self, added: EntryStretch) -> None:
         """Entries were appended behind the last one."""
         first, last = added.first, self.last
         if last is None or first.position // self._plain.segment_bytes != last.position // self._plain.segment_bytes:

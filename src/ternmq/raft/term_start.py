@@ -40,7 +40,7 @@ class TermRecord(msgspec.Struct, frozen=True):
     leader: str
 
 
-class Member(Protocol):
+class StartingMember(Protocol):
     """What is needed of this member (``raft.node.RaftNode``)."""
 
     @property
@@ -71,7 +71,7 @@ class Member(Protocol):
 
 
 class TermStart:
-    def __init__(self, node: Member, env: Env, store_host: bytes, logs: RareLog) -> None:
+    def __init__(self, node: StartingMember, env: Env, store_host: bytes, logs: RareLog) -> None:
         self._node = node
         self._env = env
         self._store_host = store_host

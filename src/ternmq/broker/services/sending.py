@@ -90,7 +90,7 @@ Sent: TypeAlias = tuple[int, int, int, int, str, bool, str | None]
 
 
 #: Keeps the replies of a run, and the log offsets behind its records (``PlacedRun.ends``), until they are safe.
-Hold: TypeAlias = Callable[[bytes, bytes], WaitingRun]
+HoldReplies: TypeAlias = Callable[[bytes, bytes], WaitingRun]
 
 
 class RunForms(NamedTuple):
@@ -244,7 +244,9 @@ class Sending:
         """Whether ``send_run`` can be of use now."""
         return self._run_terms is not None and bool(self._plain_queues)
 
-    def send_run(self, origin: Origin, sends: Sends, first: int, forms: RunForms, held: Hold) -> tuple[int, bytes]:
+    def send_run(
+        self, origin: Origin, sends: Sends, first: int, forms: RunForms, held: HoldReplies
+    ) -> tuple[int, bytes]:
         """Store sends of one read from number ``first`` on, as far as they take the short way of ``send``: plain ones,
         and those with a delivery time that is plain, too.
 
@@ -266,7 +268,9 @@ class Sending:
     def _is_plain(self, topic: str, queue_id: int) -> bool:
         return 0 <= queue_id < self._plain_queues.get(topic, 0)
 
-    def _store_plain(self, origin: Origin, sends: Sends, first: int, form: ReplyForm, held: Hold) -> tuple[int, bytes]:
+    def _store_plain(
+        self, origin: Origin, sends: Sends, first: int, form: ReplyForm, held: HoldReplies
+    ) -> tuple[int, bytes]:
         """``send_run`` for those without a delivery time that come first."""
         safety = self._safety
         terms = self._waiting_terms if safety.is_awaited and not safety.is_required else self._run_terms

@@ -30,7 +30,7 @@ from ternmq.broker.services.sending import Sending
 from ternmq.broker.services.sharing import Sharing
 from ternmq.broker.services.table_journal import TableJournal
 from ternmq.broker.services.transactions import TransactionService
-from ternmq.broker.tables.included import Numbers
+from ternmq.broker.tables.included import TableNumbers
 from ternmq.broker.tables.tables import Tables
 from ternmq.delay.alarm import Alarm
 from ternmq.delay.delivery import Delivery
@@ -203,7 +203,7 @@ class Services:
             sharing.forget(group=group)
 
         #: Which changes of the log each table has.
-        self.numbers = Numbers(
+        self.numbers = TableNumbers(
             tables.topics.included, tables.groups.included, popping.modes_included, tables.offsets.included
         )
         self.journal = TableJournal(

@@ -27,7 +27,7 @@ from typing import Final
 
 from ternmq import names
 from ternmq.broker.services.intake import Intake
-from ternmq.broker.tables.included import Lacking, Numbers
+from ternmq.broker.tables.included import Lacking, TableNumbers
 from ternmq.env import Clock
 from ternmq.errors import NotMaster, ServiceNotAvailable, TernError
 from ternmq.rare_log import RareLog
@@ -58,7 +58,7 @@ class TableJournal:
         is_on: bool,
         store: MessageStore,
         intake: Intake,
-        numbers: Numbers,
+        numbers: TableNumbers,
         clock: Clock,
         host: bytes,
     ) -> None:

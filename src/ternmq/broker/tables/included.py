@@ -70,7 +70,7 @@ class Included:
         return True
 
 
-class Numbers(NamedTuple):
+class TableNumbers(NamedTuple):
     """The numbers of all tables whose changes are in the log."""
 
     topics: Included

@@ -78,7 +78,7 @@ class PackedRun(NamedTuple):
 
 
 #: Packs records into a room; None if it packed none.
-Packer: TypeAlias = Callable[[PackingRoom], PackedRun | None]
+RunPacker: TypeAlias = Callable[[PackingRoom], PackedRun | None]
 
 
 class RunWriter:
@@ -173,7 +173,7 @@ class RunWriter:
             self._wake()
         return PlacedRun(number, parts, replies, ends)
 
-    def put_packed(self, pack: Packer) -> bool:
+    def put_packed(self, pack: RunPacker) -> bool:
         """Append and dispatch records that ``pack`` makes of a run.
 
         False if it packed none, there is no room, or the log confirms later: nothing was stored.
