@@ -131,13 +131,13 @@ def test_no_frame_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[s
                 large,
                 0,
                 damage.pick((4_096, 4_096, 4_096, 250, 4_097)),
-                log_offset=damage.number(),
-                store_time_ms=damage.number(),
+                log_offset=damage.pick((0, damage.number())),
+                store_time_ms=damage.pick((1_700_000_000_000, 1_700_000_000_000, damage.number())),
                 max_delay_ms=damage.pick((10**9, 10**9, damage.number())),
                 born_host=HOST,
                 broker_name=damage.pick(("broker-a", "é", "")),
                 may_wait=[damage.pick((True, True, True, False)) for _ in range(damage.pick((3, 3, 3, 0)))],
-                queue_offset=damage.number(),
+                queue_offset=damage.pick((0, damage.number())),
                 topic_field=damage.pick((b"\x06orders", b"\x06orders", b"\x06orders", b"", b"\xff\xff")),
             )
             waiting += found is not None
