@@ -185,16 +185,6 @@ def test_recovery_and_a_replica_fold_what_the_master_folded(
     assert by_kernel[0] == by_kernel[1]
 
 
-def test_a_replica_folds_messages_that_wait_many_at_once() -> None:
-    """C8: recovery and a replica give the first to ``fold``; the master here stored all of them one by one."""
-    messages: list[tuple[object, ...]] = [
-        (("orders", 0, 500 - number, ""), b"hello", BORN, 0, 0) for number in range(20)
-    ]
-    with mock.patch.object(ScheduleLog, "fold", autospec=True, side_effect=ScheduleLog.fold) as fold:
-        copies_of(messages, [])
-    assert 20 + 1 + 1 == fold.call_count
-
-
 def test_ordinary_messages_are_delivered_by_the_kernel() -> None:
     """I2: all but the first of each queue, which makes the queue."""
 

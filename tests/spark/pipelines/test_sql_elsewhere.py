@@ -63,4 +63,4 @@ def test_the_command_wants_one_script(tmp_path: Path) -> None:
         (["-e", "SELECT 1", "--bad-rows", "keep"], "invalid --bad-rows 'keep': expected drop or fail"),
     ):
         done = tern("pipeline", "sql", *arguments)
-        assert (1, "", f"tern: {sentence}\n") == (done.returncode, done.stdout, done.stderr)
+        assert (2, "", f"tern: {sentence}\n") == (done.returncode, done.stdout, done.stderr)

@@ -274,10 +274,6 @@ class Dispatcher:
                     parts.fold(self.fact(unpack_record(record)), record)
                 entries = entries[ENTRY_BYTES:]
 
-    def are_parts_at(self, topic: str, log_offset: int) -> bool:
-        """Whether all parts that need records of a topic have folded the log just up to ``log_offset``."""
-        return self.parts is None or self.parts.are_at(topic, log_offset)
-
     def fresh_rewrites(self, made: Made) -> None:
         """Take in records of any queues that were just appended, each closing another, by what a kernel made of them.
         Not for queues that need facts."""

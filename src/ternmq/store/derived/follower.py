@@ -13,8 +13,8 @@ lengths whose properties or topic are zeros from there on. Such a record is torn
 written whole or not at all, so where one begins inside topic or properties it is looked at.
 
 Where there are compiled kernels, one of them walks over the ordinary records of a plain log, or of a Raft log that has
-checked its entries when they came (``Log.has_checked_leads``), and this loop gets what the kernel leaves. On a plain
-log the kernel also takes records that further parts need, which get them by their queue entries.
+checked its entries when they came (``Log.has_checked_leads``), and this loop gets what the kernel leaves. Records
+that further parts need (``Derived``) are left to it.
 
 The log is read in pieces of a MiB, or 64 KiB in steps, as ``bytes``: slices of those cost half of what slices of a
 mapping do.
@@ -90,8 +90,6 @@ class Follower:
         self._check_crc = check_crc
         #: Length and topic as a record has them, and queue id → queue and topic; None: records take the long way.
         self._known: dict[tuple[bytes, int], tuple[ConsumeQueue, str] | None] = {}
-        #: The same for the kernel, which also takes records that further parts need.
-        self._scanned: dict[tuple[bytes, int], tuple[ConsumeQueue, str] | None] = {}
         self._tags_codes = TagsCodes()
         self._piece_bytes = _PIECE_BYTES
         self._unfolded: list[Fact] | None = None
@@ -164,7 +162,6 @@ class Follower:
     def forget_queues(self) -> None:
         """Look at all queues anew: some were removed."""
         self._known.clear()
-        self._scanned.clear()
 
     def cut(self, position: int) -> None:
         """The log ends at ``position`` now; what was folded lies before it."""
@@ -269,14 +266,12 @@ class Follower:
             begin=piece.begin,
             has_headers=piece.form.is_raft,
             check_crc=self._check_crc,
-            known=self._known if piece.form.is_raft else self._scanned,
+            known=self._known,
             indexed=taken,
         )
         arrivals = self._arrivals
         for queue, entries, log_end, tags_codes in runs:
             queue.extend(entries, log_end)
-            if queue.needs_facts:
-                self._dispatcher.fold_run(queue.topic, entries, memoryview(piece.data), piece.begin)
             if arrivals is not None:
                 for tags_code in tags_codes:
                     arrivals[queue, tags_code] = None
@@ -333,18 +328,12 @@ class Follower:
             queue is not None
             and queue.topic_part
             and queue.ext is None
+            and not queue.needs_facts
             and not queue.has_due_times
             and queue.topic not in self._deleted
             and not self._queues.has_light
         ):
-            key, known = (queue.topic_part, queue.queue_id), (queue, queue.topic)
-            if not queue.needs_facts:
-                self._known[key] = self._scanned[key] = known
-            elif queue.log_end == record.log_offset + record.size and self._dispatcher.are_parts_at(
-                queue.topic, queue.log_end
-            ):
-                # The kernel tells of records that are new to the queue. They are new to the parts, too.
-                self._scanned[key] = known
+            self._known[queue.topic_part, queue.queue_id] = queue, queue.topic
 
 
 def is_torn(data: bytes, record: Record, in_segment: int) -> bool:

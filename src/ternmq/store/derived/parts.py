@@ -183,10 +183,6 @@ class Parts:
         """For each part, the log offset up to which it has folded the log, as far as records concerned it."""
         return tuple(feed.folded for feed in self._feeds)
 
-    def are_at(self, topic: str, log_offset: int) -> bool:
-        """Whether all parts that need records of a topic have folded the log just up to ``log_offset``."""
-        return all(feed.folded == log_offset for feed in self._feeds if topic in feed.topics)
-
     def cut(self, log_end: int) -> None:
         """Let no part know more than the log, durably: other records will stand there. Raises ``StoreError``."""
         ahead = [feed for feed in self._feeds if feed.folded > log_end]
