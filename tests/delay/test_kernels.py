@@ -15,7 +15,6 @@ from ternmq.delay import delivery, hour_files, schedule_log
 from ternmq.delay import timer as timer_module
 from ternmq.delay.hour_files import ENTRY_BYTES
 from ternmq.delay.quick import DueRewriter, Spans
-from ternmq.delay.schedule_log import ScheduleLog
 from ternmq.delay.timer import Timer
 from ternmq.errors import TernError
 from ternmq.kernels import HAS_NATIVE
