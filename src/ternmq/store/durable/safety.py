@@ -199,6 +199,8 @@ class Safety:
         self._change(tuple(each for each in self._levels if each is not level))
 
     def _change(self, levels: tuple[Level, ...]) -> None:
+        # Some of a run may be safe now, and would have to wait for a level that is added.
+        self._take_apart()
         self._levels = levels
         self._awaited = tuple(level for level in levels if level.is_awaited)
         self._checks = tuple(level.check_write for level in levels if level.check_write is not None)
