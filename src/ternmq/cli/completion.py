@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 VARIABLE: Final = "_TERN_COMPLETE"
 #: A person waits for it.
 LIMIT_S: Final = 1.0
-#: Longer lists help nobody.
+#: Longer lists are not readable.
 NAMES_MAX: Final = 500
 
 

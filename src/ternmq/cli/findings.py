@@ -231,7 +231,7 @@ def about_topics(topics: Iterable[TopicLoad], *, masters: int) -> list[DoctorFin
 
 
 def about_groups(groups: Iterable[GroupLoad]) -> list[DoctorFinding]:
-    """Groups that nobody works for, although messages wait."""
+    """Groups without active consumers, although messages wait."""
     return [
         DoctorFinding(
             Severity.WARNING,

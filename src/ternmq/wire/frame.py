@@ -203,7 +203,7 @@ class FrameDecoder:
         """Sends from ``at`` on that can stay together; None if these are not at least two."""
         account = self._sends
         if account is None and not self._is_typed:
-            return None  # nobody has checked who sends
+            return None  # the sender was not checked
         sends = native.parse_sends(data, at, self._bytes_max, account)
         if sends is None or sends.count == 1:
             return None
