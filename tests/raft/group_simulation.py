@@ -581,7 +581,8 @@ def _is_kept(member: Node, body: bytes, log_offset: int) -> bool:
 def _has_synced(member: Node) -> bool:
     """Whether a member is up, and has entries on its disk that no power cut takes."""
     group = member.broker.group if member.broker is not None else None
-    if group is None or group._node is None or group.node.status().filling:
+    # Of the core: what a member says of it begins only when it knows what is committed.
+    if group is None or group._node is None or group.node.core.is_filling:
         return False
     store = group.node.store
     return store.flushed.value > store.min_log_offset

@@ -51,7 +51,7 @@ RULES: Final[dict[str, tuple[Broken, int]]] = {
         lambda: patch("ternmq.raft.node.TermFile.save", lambda _file, _vote: None),
         0,
     ),
-    "one vote a term": (_core(breakages.VotesTwice), 22),
+    "one vote a term": (_core(breakages.VotesTwice), 38),
     "votes only for logs that have everything": (_core(breakages.VotesForAnyLog), 9),
     "what differs is dropped": (_core(breakages.KeepsWhatDiffers), 3),
     "a member that lost committed entries does not vote": (

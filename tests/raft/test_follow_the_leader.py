@@ -92,12 +92,7 @@ async def test_a_transfer_moves_the_master_and_a_producer_follows(cluster: Embed
         receipts = [await producer.send(Message("orders", b"%d" % number)) for number in range(20)]
         assert id_of(to) == await admin.raft.transfer(to=id_of(to))
         await until(lambda: cluster.leader() is to)
-        async with asyncio.timeout(60):
-            while len(receipts) < 40:
-                try:
-                    receipts.append(await producer.send(Message("orders", b"%d" % len(receipts))))
-                except TernError:
-                    continue
+        receipts += [await producer.send(Message("orders", b"%d" % number), timeout_ms=60_000) for number in range(20)]
         assert {SendStatus.OK} == {receipt.status for receipt in receipts}
         members = await admin.raft.status()
         assert [id_of(to)] == [member.member for member in members if member.role == "leader"]

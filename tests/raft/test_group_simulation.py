@@ -38,8 +38,10 @@ class Shop:
 
     def __init__(self, cluster: Cluster, *, per_second: float = 20.0) -> None:
         self.acknowledged: list[bytes] = []
-        #: When the last message was acknowledged, and the longest time between two.
+        #: When the last message was acknowledged, the longest time that one took, and how many sends have failed.
         self.at = 0.0
+        self.longest_s = 0.0
+        self.errors = 0
         self._per_second = per_second
         self.node = cluster.node("shop", self._sell)
 
@@ -51,13 +53,16 @@ class Shop:
                 number += 1
                 body = b"<%d>" % number
                 await asyncio.sleep(node.env.random.expovariate(self._per_second))
+                began = asyncio.get_running_loop().time()
                 try:
                     receipt = await producer.send(Message("orders", body))
                 except TernError:
+                    self.errors += 1
                     continue
                 if receipt.status is SendStatus.OK:
                     self.acknowledged.append(body)
                     self.at = asyncio.get_running_loop().time()
+                    self.longest_s = max(self.longest_s, self.at - began)
 
 
 def leader_of(members: list[Node]) -> Node | None:
@@ -105,6 +110,16 @@ async def agree(members: list[Node]) -> None:
         return len(ends) == 1 and ends == dispatched
 
     await until(is_equal)
+
+
+async def agree_on_votes(members: list[Node]) -> None:
+    """Wait until each member could give its vote: one that was empty at its start must have everything first."""
+
+    def may_vote(member: Node) -> bool:
+        group = member.broker.group if member.broker is not None else None
+        return group is not None and group.node.core.leader is not None and not group.node.core.is_filling
+
+    await until(lambda: all(map(may_vote, members)))
 
 
 def data_files(node: Node) -> dict[str, bytes]:
@@ -244,6 +259,43 @@ def test_a_clean_stop_hands_over_first() -> None:
             assert set(shop.acknowledged) <= set(bodies(member))
 
     run(5, story)
+
+
+@pytest.mark.parametrize(("way", "limit_s"), [("transfer", 0.3), ("stop", 0.3), ("kill", 3.0)])
+def test_callers_of_a_producer_see_no_error_when_the_leader_changes(way: str, limit_s: float) -> None:
+    """P4, E4: a message takes a little longer then; 300 ms if the leader hands over."""
+
+    async def story(cluster: Cluster) -> None:
+        members = cluster.raft_group("broker-a", 3)
+        shop = Shop(cluster, per_second=200)
+        await cluster.start(cluster.name_server(), *members)
+        await until(lambda: leader_of(members))
+        await cluster.start(shop.node)
+        for _ in range(3):
+            sent = len(shop.acknowledged)
+            await until(lambda sent=sent: len(shop.acknowledged) > sent + 200)  # type: ignore[misc]
+            await agree_on_votes(members)
+            old = leader_of(members)
+            assert old is not None
+            assert old.broker is not None
+            assert old.broker.group is not None
+            match way:
+                case "transfer":
+                    await old.broker.group.transfer("")
+                case "stop":
+                    await old.stop()
+                case _:
+                    old.kill()
+            await until(lambda old=old: leader_of(members) not in (None, old))  # type: ignore[misc]
+            if not old.is_up:
+                await cluster.start(old)
+        sent = len(shop.acknowledged)
+        await until(lambda: len(shop.acknowledged) > sent + 20)
+        await shop.node.stop()
+        assert 0 == shop.errors
+        assert shop.longest_s <= limit_s
+
+    run(6, story)
 
 
 def test_a_member_with_a_full_disk_does_not_stop_the_others() -> None:

@@ -170,6 +170,49 @@ def test_committed_entries_that_are_lost_make_no_others_committed(tmp_path: Path
         assert (1, 3, [b"1", b"2"]) == (log.committed, log.last_index, bodies(store))
 
 
+class _NoRoom(FileDisk):
+    """No room for a new ``checkpoint``."""
+
+    is_full = True
+
+    def replace(self, path: Path, data: bytes) -> None:
+        if self.is_full and path.name == "checkpoint":
+            raise DiskFull(f"cannot write {path}: no space left")
+        super().replace(path, data)
+
+
+def test_a_log_that_lost_entries_opens_on_a_full_disk_and_takes_others_when_there_is_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """P2, P3: until the smaller commit index is on the disk, other entries could be taken for committed ones
+    (``raft``, seed 710117)."""
+    store, log = raft_store(tmp_path / "one")
+    put(store, "1", "2", "3", "4")
+    commit(store, log)
+    log.save_committed()
+    store.flush_now()
+    at = log.position_of(2) or 0
+    crash(store, tmp_path / "two")
+    edit(tmp_path / "two" / "dledger-n0" / "data" / f"{0:020d}", at, bytes(600))
+    shutil.rmtree(tmp_path / "two" / "consumequeue", ignore_errors=True)
+    config, disk = config_of(tmp_path / "two"), _NoRoom()
+    log = RaftLog(disk, RaftPaths.of(config, "n0"), segment_bytes=SEGMENT, index_file_bytes=INDEX_FILE_BYTES)
+    store = quiet_store(config, log=log)
+    log.term = 2
+    assert (1, 1, [b"1", b"2"]) == (log.committed, log.last_index, bodies(store))
+    assert "takes no entries before there is room on its disk" in caplog.text
+    with pytest.raises(DiskFull):
+        put(store, "other")
+    assert 1 == log.last_index
+    disk.is_full = False
+    put(store, "other", "one more")
+    store.flush_now()
+    crash(store, tmp_path / "three")
+    store, log = raft_store(tmp_path / "three")
+    with store:
+        assert (1, 3, [b"1", b"2"]) == (log.committed, log.last_index, bodies(store))
+
+
 def test_committed_entries_that_are_lost_are_missed_until_they_are_committed_again(tmp_path: Path) -> None:
     """P1, P3: a member must not vote without them, also after another restart."""
     store, log = raft_store(tmp_path / "one")

@@ -219,7 +219,7 @@ def _take_all(table: Included, dispatched: Callable[[], int] | None) -> None:
 #: What is broken, how, and a seed that finds it.
 BREAKAGES: Final = {
     "a new leader makes no changes of the log": (TableJournal, "fold", _nothing, 0),
-    "an answer does not wait for a majority": (TableJournal, "safe", _nothing, 0),
+    "an answer does not wait for a majority": (TableJournal, "safe", _nothing, 2),
     "a deposed leader takes its table for the next leader's": (Included, "follow", lambda _table: None, 0),
     "a table that was loaded is taken for complete": (Included, "begin", _take_all, 5),
 }

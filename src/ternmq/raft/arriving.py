@@ -12,6 +12,7 @@ from typing import Final, Protocol, cast
 
 from ternmq.errors import RemoteProtocolError
 from ternmq.net.gate import Rights
+from ternmq.net.stream import format_address, host_and_port
 from ternmq.raft.dledger_links import DledgerLinks, Incoming, MemberConnection
 from ternmq.raft.greeting import MAGIC, Hello, LinkProof, TextReader, Welcome, pack
 from ternmq.raft.outgoing import OUT_BYTES_MAX
@@ -32,6 +33,8 @@ class Host(Protocol):
     def opened(self, connection: Arriving, /) -> None: ...
 
     def closed(self, connection: Arriving, /) -> None: ...
+
+    def late(self, connection: Arriving, /) -> None: ...
 
     def challenge(self, connection: Arriving, hello: Hello, /) -> str | None: ...
 
@@ -66,20 +69,22 @@ class Arriving(asyncio.Protocol):
         self.certificate: Mapping[str, object] = {}
         self.remote_ip = ""
         self._is_new = True
+        #: It has said who it is, and proved it where it had to.
+        self.is_known = False
         self.address = "?"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        peer = transport.get_extra_info("peername")
-        if peer:
-            self.remote_ip, self.address = str(peer[0]).removeprefix("::ffff:"), f"{peer[0]}:{peer[1]}"
+        if peer := transport.get_extra_info("peername"):
+            self.remote_ip, port = host_and_port(peer)
+            self.address = format_address(self.remote_ip, port)
         self.certificate = transport.get_extra_info("peercert") or {}
-        self._timer = asyncio.get_running_loop().call_later(GREETING_S, self.end)
+        self._timer = asyncio.get_running_loop().call_later(GREETING_S, self._links.late, self)
         self._links.opened(self)
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
         self._transport = None
-        self.known()
+        self._stop_timer()
         self._links.closed(self)
 
     def data_received(self, data: bytes) -> None:
@@ -127,6 +132,10 @@ class Arriving(asyncio.Protocol):
 
     def known(self) -> None:
         """It has said who it is."""
+        self.is_known = True
+        self._stop_timer()
+
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -5,8 +5,8 @@ have dialled. So a link that is broken in one direction only is just that, and n
 
 Raft allows messages to be lost, and that is how everything here is bounded. A message for a member that does not read
 is dropped (``raft.outgoing``); the core sends it again. Connections of others (``raft.arriving``) are read only while
-the node keeps up (``hold`` and ``go_on``). Of those that have not said who they are, the oldest is closed when there
-are more than ``NEW_MAX``.
+the node keeps up (``hold`` and ``go_on``). Of those that have not said who they are, one is closed when there are more
+than ``NEW_MAX`` (``net.newcomers``).
 
 A connection over which this member has been sending for ``SILENCE_S`` without hearing from the other one is made anew:
 a machine that came back under the same address does not know the old connection, and the kernel may take minutes to
@@ -31,6 +31,7 @@ from ternmq.errors import RemoteProtocolError, TernError
 from ternmq.net import proof
 from ternmq.net.endpoint import Acceptor, Bound, dial, listen, split_address
 from ternmq.net.gate import Gate
+from ternmq.net.newcomers import Newcomers
 from ternmq.net.tls import LiveTls, TlsConfig
 from ternmq.raft.arriving import GREETING_S, Arriving
 from ternmq.raft.config import MEMBER_ID, MEMBERS_MAX, Member
@@ -107,8 +108,8 @@ class Links:
         self._context = copy_context()
         self._acceptor: Acceptor | None = None
         self._out = {member.id: LinkOut(self, member) for member in others}
-        #: Connections that have not said who they are, the oldest first; the one that each member has made.
-        self._new: dict[Arriving, None] = {}
+        #: Connections that have not said who they are; the one that each member has made.
+        self._new = Newcomers[Arriving](NEW_MAX)
         self._in: dict[str, Arriving] = {}
         #: What the other members have said of themselves.
         self.known: dict[str, Hello] = {}
@@ -287,12 +288,15 @@ class Links:
     # --- For connections of others ----------------------------------------------------------------------------------
 
     def opened(self, connection: Arriving) -> None:
-        self._new[connection] = None
-        if len(self._new) > NEW_MAX:
-            oldest = next(iter(self._new))
-            # Now: it is closed in a later turn, and more may connect in this one.
-            del self._new[oldest]
-            self._refuse(oldest, f"{NEW_MAX} newer connections have not said who they are either")
+        loser = self._new.add(connection, connection.remote_ip)
+        if loser is not None:
+            self._refuse(loser, f"{NEW_MAX} other connections have not said who they are either")
+
+    def late(self, connection: Arriving) -> None:
+        """A connection has had its time to say who it is, or to take the refusal."""
+        if connection in self._new:
+            self._refuse(connection, f"it has not said who it is within {GREETING_S:g} s")
+        connection.end()
 
     def challenge(self, connection: Arriving, hello: Hello) -> str | None:
         """What a connection that has said who it is must sign; empty if nothing, None if it is refused."""
@@ -309,7 +313,7 @@ class Links:
         try:
             proof.check(self._gate, connection, nonce, given.fields, statement(hello))
         except TernError as error:
-            self._turn_away(connection, str(error))
+            self._turn_away(connection, str(error), is_noted=True)
             return False
         return True
 
@@ -319,7 +323,7 @@ class Links:
         if reason:
             self._turn_away(connection, reason)
             return False
-        self._new.pop(connection, None)
+        self._new.discard(connection)
         if hello.sender not in self._out:
             # By a change of members that is not known here yet.
             self._add(Member(hello.sender, hello.raft_address))
@@ -339,7 +343,7 @@ class Links:
         if reason := self._address_refusal(connection, sender):
             self.refuse(connection, reason)
             return False
-        self._new.pop(connection, None)
+        self._new.discard(connection)
         connection.known()
         self._replace(sender, connection)
         # What it said of itself as a TernMQ broker does not hold any more.
@@ -379,7 +383,7 @@ class Links:
             self._refuse(connection, str(error))
 
     def closed(self, connection: Arriving) -> None:
-        self._new.pop(connection, None)
+        self._new.discard(connection)
         if self.theirs is not None:
             self.theirs.closed(connection)
         for sender in [sender for sender, each in self._in.items() if each is connection]:
@@ -392,7 +396,10 @@ class Links:
     def decoder(self) -> LinkDecoder:
         return LinkDecoder(self._frame_bytes_max)
 
-    def _refuse(self, connection: Arriving, reason: str) -> None:
+    def _refuse(self, connection: Arriving, reason: str, *, is_noted: bool = False) -> None:
+        """``is_noted``: the audit log has it."""
+        if not connection.is_known and not is_noted:
+            proof.note_refusal(self._gate, connection, reason)
         self.logs.warning("refused", f"closing a Raft connection from {connection.address}: {reason}")
         connection.close()
 
@@ -402,10 +409,10 @@ class Links:
             return ""
         return f"{hello.sender[:20]!r} is not a member of the group ({', '.join(self.hello.members)})"
 
-    def _turn_away(self, connection: Arriving, reason: str) -> None:
-        self._new.pop(connection, None)
+    def _turn_away(self, connection: Arriving, reason: str, *, is_noted: bool = False) -> None:
+        self._new.discard(connection)
         connection.write(pack(Welcome(reason=reason)))
-        self._refuse(connection, reason)
+        self._refuse(connection, reason, is_noted=is_noted)
 
     def _address_refusal(self, connection: Arriving, sender: str) -> str:
         out = self._out.get(sender)

@@ -27,12 +27,13 @@ entry that fits before it, and data files must be equal on all nodes.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
-from ternmq.errors import RemoteProtocolError, StoreError, TernError
+from ternmq.errors import DiskFull, RemoteProtocolError, StoreError, TernError
 from ternmq.kernels import HAS_NATIVE, native
 from ternmq.raft.group import Members
 from ternmq.raft.index_files import EntryIndex
@@ -56,6 +57,8 @@ from ternmq.wire.layouts.raft_entry import (
 from ternmq.wire.layouts.raft_state import Saved
 from ternmq.wire.layouts.segment_form import RAFT_FORM
 from ternmq.wire.record import BLANK_BYTES, MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN, peek_head, unpack_log_place
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, frozen=True)
@@ -468,9 +471,10 @@ class RaftLog:
         self._is_open = True
         # From now on entries come and go: what recovery saw last says nothing about those that follow.
         self._seen = None
-        if self.committed < self._saved.committed_index:
-            # What a power cut took is not committed here any more: other entries may come in its place.
-            self.save_committed()
+        try:
+            self._save_less()
+        except DiskFull as error:
+            log.warning("this member takes no entries before there is room on its disk: %s", error)
 
     def is_sealed(self, lead: bytes, log_offset: int, size: int, /) -> bool:
         place = unpack_entry_header(lead)
@@ -509,9 +513,16 @@ class RaftLog:
     # --- Writing ----------------------------------------------------------------------------------------------------
 
     def _write_late(self) -> None:
-        """Before more is appended: write units of the index that a full disk left in memory. Raises ``DiskFull``."""
+        """Before more is appended: write what a full disk left in memory. Raises ``DiskFull``."""
         if self._index.is_late:
             self._index.write_out()
+        self._save_less()
+
+    def _save_less(self) -> None:
+        """What a power cut took is not committed here any more: other entries may come in its place, and the next start
+        must not take those for committed. Raises ``StoreError``."""
+        if self.committed < self._saved.committed_index:
+            self.save_committed()
 
     def _take_blank_back(self) -> None:
         """If a blank was written for an entry that never came, as the disk was full: the next one may fit before it,

@@ -104,6 +104,10 @@ class Admission:
             raise NoPermission("this master cannot check proofs; let the slave connect again")
         proofs.check(self.gate, caller, challenge.nonce, proof.fields, _signed(proof.place))
 
+    def note_refusal(self, caller: CallingPeer, reason: str) -> None:
+        """A connection is closed that had to prove something, and did not (``net.proof``)."""
+        proofs.note_refusal(self.gate, caller, reason)
+
     def _is_named(self, ip: str) -> bool:
         try:
             address = ip_address(ip.partition("%")[0])

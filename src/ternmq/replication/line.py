@@ -16,8 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
-from ternmq.errors import NoPermission, RemoteProtocolError, StoreError
+from ternmq.errors import RemoteProtocolError, StoreError, TernError
 from ternmq.net.gate import Rights
+from ternmq.net.stream import format_address, host_and_port
 from ternmq.replication import admission, beside, handshake, history
 from ternmq.replication.admission import Challenge
 from ternmq.replication.beside import Ends, FileBegins, FilesEnd, TopicDeleted
@@ -108,7 +109,8 @@ class SlaveConnection(asyncio.Protocol):
         #: It may have the log; what it has to sign before.
         self._is_trusted = False
         self._challenge = Challenge()
-        self.heard_at = self._loop.time()
+        #: Since when it has to say something else than it did; when it was last heard.
+        self.waits_since = self.heard_at = self._loop.time()
 
     def status(self) -> SlaveStatus:
         has = max(self._acked, self._start)
@@ -140,6 +142,12 @@ class SlaveConnection(asyncio.Protocol):
             # Also one that is closing: what waits may be for a slave that never reads.
             self._transport.abort()
 
+    def drop(self, reason: str) -> None:
+        """Close a connection that does not say what it wants."""
+        if not self._is_trusted and self._transport is not None and not self._transport.is_closing():
+            self._master.admission.note_refusal(self, reason)
+        self.end(reason)
+
     @property
     def _name(self) -> str:
         return f"slave {self.replica} at {self.address}" if self._is_ours else f"slave {self.address}"
@@ -149,9 +157,9 @@ class SlaveConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Not checked: uvloop's transports are no subclass of asyncio's.
         self._transport = cast("asyncio.Transport", transport)
-        peer = transport.get_extra_info("peername")
-        if peer:
-            self.ip, self.address = str(peer[0]), f"{peer[0]}:{peer[1]}"
+        if peer := transport.get_extra_info("peername"):
+            self.ip, port = host_and_port(peer)
+            self.address = format_address(self.ip, port)
         self.replica = self.ip
         self._takes.set()
         self.certificate = transport.get_extra_info("peercert") or {}
@@ -217,7 +225,10 @@ class SlaveConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.write(data)
 
-    def _refuse(self, reason: str) -> None:
+    def _refuse(self, reason: str, *, is_noted: bool = False) -> None:
+        """``is_noted``: the audit log has it."""
+        if not self._is_trusted and not is_noted:
+            self._master.admission.note_refusal(self, reason)
         self._master.logs.warning("refused", f"closing the replication connection of {self._name}: {reason}")
         if self._transport is not None:
             # What was written before, such as a verdict, still leaves.
@@ -227,6 +238,7 @@ class SlaveConnection(asyncio.Protocol):
 
     def _greet(self) -> None:
         self.state = LineState.NEW
+        self.waits_since = self._loop.time()
         self._write(pack_text(handshake.encode(self._master.hello())))
 
     def _ask_for_proof(self) -> None:
@@ -240,10 +252,12 @@ class SlaveConnection(asyncio.Protocol):
     def _check_proof(self, data: bytes) -> None:
         try:
             self._master.admission.check(self, self._challenge, data)
-        except NoPermission as error:
+        except RemoteProtocolError:
+            raise
+        except TernError as error:
             # A validator of the user's own may say more than a text of the handshake can have.
             self._write(pack_text(admission.encode(Challenge(denied=str(error)[:_DENIED_MAX]))))
-            self._refuse(str(error))
+            self._refuse(str(error), is_noted=True)
             return
         self._is_trusted = True
         self._greet()

@@ -1,7 +1,7 @@
 """The master's side of replication: a port where slaves fetch the log (O1, O2).
 
 Each connection is a ``SlaveConnection`` (``replication.line``). Until it has said what it wants, it is an entry in a
-table and costs nothing else: the oldest of those is closed when there are too many, and each after
+table and costs nothing else: one of those is closed when there are too many (``net.newcomers``), and each after
 ``haHousekeepingInterval``. Then it has one task, which sends batches of the log while the connection takes them. What
 waits for a slow slave is one batch more than what the transport keeps (64 KiB), and a MiB of the log if it is far
 behind.
@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from ternmq.net.endpoint import Acceptor, Bound, listen
+from ternmq.net.newcomers import Newcomers
 from ternmq.net.tls import LiveTls
 from ternmq.rare_log import RareLog
 from ternmq.replication import handshake
@@ -80,8 +81,8 @@ class Master:
         self.admission = admission or Admission(config.allowed_networks())
         self._tls = tls
         self._acceptor: Acceptor | None = None
-        #: Connections that have not said what they want, the oldest first; those that have.
-        self._new: dict[SlaveConnection, None] = {}
+        #: Connections that have not said what they want; those that have.
+        self._new = Newcomers[SlaveConnection](NEW_LINES_MAX)
         self._lines: dict[SlaveConnection, None] = {}
         #: One comparison of logs at a time: it reads up to 24 MiB.
         self.comparing = asyncio.Lock()
@@ -152,12 +153,11 @@ class Master:
         reason = self.admission.refusal(line.ip)
         if reason:
             self.logs.warning("address", f"refusing to replicate to {line.address}: {reason}")
+            self.admission.note_refusal(line, reason)
             return False
-        self._new[line] = None
-        if len(self._new) > NEW_LINES_MAX:
-            oldest = next(iter(self._new))
-            del self._new[oldest]
-            oldest.end(f"{NEW_LINES_MAX} newer connections have not said what they want either")
+        loser = self._new.add(line, line.ip)
+        if loser is not None:
+            loser.drop(f"{NEW_LINES_MAX} other connections have not said what they want either")
         return True
 
     def begins(self, line: SlaveConnection) -> bool:
@@ -166,7 +166,7 @@ class Master:
         When there are too many, the address that has the most of them loses its oldest: a program that opens
         connections in a loop does not keep slaves on other machines out.
         """
-        self._new.pop(line, None)
+        self._new.discard(line)
         if len(self._lines) >= LINES_MAX:
             counts = Counter(each.ip for each in self._lines)
             busiest, most = counts.most_common(1)[0]
@@ -203,7 +203,7 @@ class Master:
         ]
 
     def closed(self, line: SlaveConnection) -> None:
-        self._new.pop(line, None)
+        self._new.discard(line)
         self._lines.pop(line, None)
         self.replicas.left(line)
 
@@ -232,7 +232,11 @@ class Master:
                 self.replicas.go_on_alone(now)
                 self._note_times()
                 self._tell_changes()
-                for line in (*self._new, *self._lines):
+                for line in self._new:
+                    # Not since it was heard: a byte now and then would keep it for ever.
+                    if now - line.waits_since > housekeeping_s:
+                        line.drop(f"it has not said what it wants within {housekeeping_s:g} s (haHousekeepingInterval)")
+                for line in list(self._lines):
                     if now - line.heard_at > housekeeping_s:
                         line.end(f"nothing was heard from it for {housekeeping_s:g} s (haHousekeepingInterval)")
 
