@@ -131,6 +131,8 @@ class ScriptedCluster:
         self.broken: Exception | None = None
         #: The name server gives no answer.
         self.is_silent = False
+        #: The brokers are slaves without a master.
+        self.is_unled = False
         #: One for the name server and all brokers.
         self.bell = Bell()
         for broker in self.brokers:
@@ -147,7 +149,7 @@ class ScriptedCluster:
                 BrokerData(
                     cluster="DefaultCluster",
                     broker_name=broker.name,
-                    broker_addrs={0: broker.address}
+                    broker_addrs={2 if self.is_unled else 0: broker.address}
                     | ({1: self.slaves[broker.name]} if broker.name in self.slaves else {}),
                 )
                 for broker in self.brokers

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Final
 
 from ternmq.errors import ConfigError
+from ternmq.net.address_server import host_of, is_url
 from ternmq.net.endpoint import split_address
 from ternmq.net.tls import TlsConfig
 from ternmq.wire.auth import Credentials, credentials
@@ -48,7 +49,8 @@ class ClientConfig:
 
     Args:
         name_servers: Addresses of the name servers, ``"host:9876"``; several are separated by ``;`` or ``,``, or given
-            as a sequence. Empty: the environment variable ``NAMESRV_ADDR``.
+            as a sequence. Or the URL of an HTTP address server that lists them, ``"http://host:8080/rocketmq/nsaddr"``.
+            Empty: the environment variable ``NAMESRV_ADDR``, which may have both forms.
         instance_name: The part of the client id after ``@``; each client id must be unique in a group. Default: made up
             from the process id and a number.
         client_ip: The IP address in the client id and in message ids. Empty: the address of the interface that leads
@@ -133,7 +135,7 @@ class ClientConfig:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The name servers, one ``host:port`` each."""
+        """The name servers as they were given: one ``host:port`` each, or the URL of an address server."""
         return tuple(self.name_servers)
 
     @property
@@ -254,6 +256,13 @@ def _addresses(name_servers: str | Sequence[str]) -> tuple[str, ...]:
         raise ConfigError(
             f"no name server is configured; give name_servers='host:9876', or set the variable {NAME_SERVERS_VARIABLE}"
         )
+    if any(map(is_url, addresses)):
+        if len(addresses) > 1:
+            raise ConfigError(
+                f"invalid name_servers {';'.join(addresses)!r}: the URL of an address server must stand alone"
+            )
+        host_of(addresses[0])
+        return tuple(addresses)
     for address in addresses:
         split_address(address)
     # Each once, in the order given.

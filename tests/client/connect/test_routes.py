@@ -203,6 +203,20 @@ async def test_a_producer_takes_the_route_of_tbw102_for_a_new_topic() -> None:
             await routes.of("orders")
 
 
+async def test_a_broker_that_comes_back_between_two_questions_keeps_its_queues() -> None:
+    """E5: a key would go to another queue than before; found by a storm on the outbox (seed 12)."""
+
+    class ComingBack(Registry):
+        async def ask(self, topic: str) -> Response:
+            response = await super().ask(topic)
+            self.topics.update(orders=data_of("a", queues=3), TBW102=data_of("a", perm=7, queues=8))
+            return response
+
+    async with routes_of(ComingBack()) as routes:
+        route = await routes.of("orders", queues_max=4)
+    assert (["a0", "a1", "a2"], False) == (ids(route.to_write), route.is_default)
+
+
 async def test_the_real_route_replaces_the_default_one() -> None:
     registry = Registry(TBW102=data_of("a", perm=7, queues=8))
     changes: list[TopicRoute] = []

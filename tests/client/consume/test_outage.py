@@ -199,6 +199,32 @@ async def test_a_breaker_makes_an_outage_of_failures_in_a_row() -> None:
     with pytest.raises(Outage, match="2 failures in a row, the last one: b"):
         await broken_async(None)
 
+    class Billing:
+        async def __call__(self, message: object) -> str:
+            return plain(message)
+
+    errors += [OSError("c")]
+    with pytest.raises(Outage, match="1 failures in a row, the last one: c"):
+        await breaker(1, on=OSError)(Billing())(None)
+
+
+async def test_one_message_whose_outage_never_ends_does_not_stop_the_others(cluster: EmbeddedCluster) -> None:
+    """S1: after each back-off another message is tried."""
+    await fill(cluster, "outage-of-one", poison=True)
+    database = Database(failures=0)
+
+    async def save(message: ReceivedMessage) -> None:
+        if message.body == b"poison":
+            raise Outage("that is what it always says")
+        database.save(message)
+
+    config = PushConfig(start=StartPosition.FIRST, threads=1, outage_retry_ms=1, outage_retry_max_ms=2)
+    consumer = PushConsumer("outage-of-one", save, name_servers=cluster.name_servers, config=config)
+    consumer.subscribe("outage-of-one")
+    async with consumer, asyncio.timeout(60):
+        await database.complete.wait()
+    assert Counter({0: COUNT}) == database.reconsumed
+
 
 def test_bad_settings_are_refused() -> None:
     """S1."""

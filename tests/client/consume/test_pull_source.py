@@ -63,11 +63,28 @@ def consumer_of(
     return consumer
 
 
+@pytest.mark.parametrize(
+    ("limits", "asked"),
+    [(FlowLimits(), 256), (FlowLimits(count=10), 10), (FlowLimits(topic_count=7), 7), (FlowLimits(total_count=5), 5)],
+)
+async def test_a_pull_asks_for_no_more_than_the_queue_may_hold(
+    script: ConsumerScript, limits: FlowLimits, asked: int
+) -> None:
+    """M2: half of what is held comes by the last pull, at most."""
+    consumer = PushConsumer(
+        "billing", Seen(), name_servers=script.address, config=PushConfig(limits=limits, start=StartPosition.FIRST)
+    )
+    consumer.subscribe("orders")
+    async with consumer:
+        (pull,) = await script.wait_for(PULL)
+    assert asked == pull.count_max
+
+
 async def test_a_pull_is_held_by_the_broker_and_names_the_subscription(script: ConsumerScript) -> None:
     """F8: as RocketMQ's push consumer asks."""
     async with consumer_of(script):
         (pull,) = await script.wait_for(PULL)
-    assert ("billing", "orders", 0, 0, 32) == (
+    assert ("billing", "orders", 0, 0, 256) == (
         pull.consumer_group,
         pull.topic,
         pull.queue_id,

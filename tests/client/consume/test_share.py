@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 
@@ -254,14 +255,17 @@ async def test_an_ordered_consumer_keeps_the_order_of_each_key(cluster: Embedded
 
 
 async def test_broadcasting_gives_each_consumer_all_messages(
-    cluster: EmbeddedCluster, producer: Producer, tmp_path: object
+    cluster: EmbeddedCluster, producer: Producer, tmp_path: Path
 ) -> None:
     """F5."""
     await send(producer, *numbered(4))
-    seen = Collector()
-    config = ShareConfig(model=MessageModel.BROADCASTING, offsets_directory=tmp_path)  # type: ignore[arg-type]
-    async with consumer_of(cluster, seen, config=config):
-        assert sorted(numbered(4)) == sorted(await seen.bodies(4))
+    one, other = Collector(), Collector()
+    configs = [
+        ShareConfig(model=MessageModel.BROADCASTING, offsets_directory=tmp_path / name) for name in ("one", "other")
+    ]
+    async with consumer_of(cluster, one, config=configs[0]), consumer_of(cluster, other, config=configs[1]):
+        assert sorted(numbered(4)) == sorted(await one.bodies(4))
+        assert sorted(numbered(4)) == sorted(await other.bodies(4))
 
 
 async def test_limits_hold_a_consumer_back(cluster: EmbeddedCluster, producer: Producer) -> None:

@@ -13,6 +13,7 @@ from ternmq.client.consume.listener import ConsumeResult
 from ternmq.client.consume.lite_pull import LitePullConsumer
 from ternmq.client.consume.offsets import StartPosition
 from ternmq.client.consume.pop import PopConsumer
+from ternmq.client.consume.pull import PullConsumer, PullStatus
 from ternmq.client.consume.push import PushConsumer
 from ternmq.client.consume.share import ShareConsumer
 from ternmq.client.send.producer import Producer
@@ -200,3 +201,16 @@ async def test_polls_of_a_lite_pull_consumer_are_traced(cluster: EmbeddedCluster
     steps = [step for receipt in receipts for step in await admin.traces.path(receipt.message_id)]
     assert [("consumed", "success", "billing")] * 3 == [(step.what, step.result, step.group) for step in steps]
     assert 6 == consumer.traces.sent
+
+
+async def test_a_pull_is_a_step_of_the_path(cluster: EmbeddedCluster, admin: Admin) -> None:
+    """Q1: a pulled message counts as consumed, as with RocketMQ's pull consumer."""
+    async with Producer("shop", name_servers=cluster.name_servers, trace=True) as producer:
+        receipt = await producer.send(Message("orders", b"book"))
+    async with PullConsumer("audit", name_servers=cluster.name_servers, trace=True) as reader:
+        assert 1 == len((await reader.pull(receipt.queue, receipt.queue_offset, wait=False)).messages)
+        assert (await reader.pull(receipt.queue, receipt.queue_offset + 1, wait=False)).status is PullStatus.NO_NEW
+
+    assert (2, 0) == (reader.traces.sent, reader.traces.dropped)
+    sent, pulled = await admin.traces.path(receipt.message_id)
+    assert ("sent", "consumed", "audit", "success") == (sent.what, pulled.what, pulled.group, pulled.result)

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from ternmq.errors import NotRunning
+from ternmq.tasks import Tasks
 
 T = TypeVar("T")
 
 _STOP_TIMEOUT_S = 5.0
+_CLOSED: Final = "the client was closed during this call; close it after its calls have ended"
 
 
 class LoopThread:
@@ -29,6 +32,7 @@ class LoopThread:
         self._ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end: asyncio.Event | None = None
+        self._tasks = Tasks()
         self._thread = threading.Thread(target=self._main, name="ternmq", daemon=True)
         self._thread.start()
         self._ready.wait()
@@ -40,12 +44,15 @@ class LoopThread:
         except RuntimeError:
             coroutine.close()
             raise
-        future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+        call = _ThreadsCall(coroutine)
         try:
-            return future.result()
+            loop.call_soon_threadsafe(call.begin, self._tasks)
+            call.wait()
         except BaseException:
-            future.cancel()
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(call.cancel)
             raise
+        return call.result()
 
     def start(self, call: Callable[[], asyncio.Future[T]]) -> Future[T]:
         """Make a call on the loop that gives a future there, and return one for threads."""
@@ -63,9 +70,7 @@ class LoopThread:
             if not result.set_running_or_notify_cancel():
                 return
             if inner.cancelled():
-                result.set_exception(
-                    NotRunning("the client was closed during this call; close it after its calls have ended")
-                )
+                result.set_exception(NotRunning(_CLOSED))
             elif (error := inner.exception()) is not None:
                 result.set_exception(error)
             else:
@@ -93,21 +98,85 @@ class LoopThread:
 
     def _usable_loop(self) -> asyncio.AbstractEventLoop:
         loop = self._loop
-        if loop is None or self.pid != os.getpid():
+        if self.pid != os.getpid():
             raise NotRunning("this client was opened in another process; open one in this process")
+        if loop is None:
+            raise NotRunning("the event loop of this client has ended; open another client")
         if threading.current_thread() is self._thread:
             raise RuntimeError("a synchronous call inside a callback would block for ever; make it in another thread")
         return loop
 
     def _main(self) -> None:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(self._serve())
+        try:
+            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+                runner.run(self._serve())
+        finally:
+            # Also by a SystemExit of a callback: then the next client has a new thread.
+            self._loop = None
 
     async def _serve(self) -> None:
         self._end = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        self._ready.set()
-        await self._end.wait()
+        async with self._tasks:
+            self._loop = asyncio.get_running_loop()
+            self._ready.set()
+            await self._end.wait()
+
+
+class _ThreadsCall(Generic[T]):
+    """A coroutine that one thread waits for and the loop runs.
+
+    A bare lock: ``asyncio.run_coroutine_threadsafe`` has a future for each side, and takes half as long again.
+    """
+
+    __slots__ = ("_coroutine", "_ended", "_error", "_result", "_task")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._coroutine = coroutine
+        self._task: asyncio.Task[None] | None = None
+        #: Until it has a result: why it may never have one.
+        self._error: BaseException | None = NotRunning(_CLOSED)
+        self._ended = threading.Lock()
+        self._ended.acquire()
+
+    # On the loop.
+
+    def begin(self, tasks: Tasks) -> None:
+        try:
+            self._task = tasks.create_task(self._run())
+        except RuntimeError:  # the loop is about to end
+            self._end(None)
+        else:
+            self._task.add_done_callback(self._end)
+
+    async def _run(self) -> None:
+        try:
+            self._result = await self._coroutine
+            self._error = None
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            # Also a SystemExit, of a hook say: it is for the program's thread, and here it would end all clients.
+            self._error = error
+
+    def _end(self, _: asyncio.Task[None] | None) -> None:
+        self._coroutine.close()
+        self._ended.release()
+
+    def cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    # In the thread.
+
+    def wait(self) -> None:
+        self._ended.acquire()
+
+    def result(self) -> T:
+        """After ``wait``."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return self._result
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

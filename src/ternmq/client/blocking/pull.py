@@ -14,7 +14,8 @@ from ternmq.client.config import ClientConfig
 from ternmq.client.consume.config import LitePullConfig
 from ternmq.client.consume.listener import ConsumeHook
 from ternmq.client.consume.lite_pull import LitePullConsumer
-from ternmq.client.consume.offsets import StartPosition
+from ternmq.client.consume.message_filter import MessageFilter
+from ternmq.client.consume.offsets import OffsetStore, StartPosition
 from ternmq.client.consume.pull import COUNT_MAX, SUSPEND_MS, PullConsumer, PullResult
 from ternmq.client.consume.watches import QueueListener
 from ternmq.client.trace.outbox import TraceCounts
@@ -43,12 +44,27 @@ class SyncPullConsumer(SyncClient[PullConsumer]):
         name_servers: Addresses of the name servers, ``"host:9876"``; several are separated by ``;`` or given as a
             sequence. Empty: the environment variable ``NAMESRV_ADDR``.
         client: Settings of the connection, of which ``name_servers`` is one. If given, ``name_servers`` is ignored.
+        hooks: Objects that are called with the messages of each pull, before and after each other: what the
+            application does with them is not known here.
+        trace: Whether pulled messages are traced, so that ``tern trace`` shows the path of a message: True, or the name
+            of the trace topic if it is not ``RMQ_SYS_TRACE_TOPIC``. A pulled message counts as consumed.
     """
 
     def __init__(
-        self, group: str, *, name_servers: str | Sequence[str] = "", client: ClientConfig | None = None
+        self,
+        group: str,
+        *,
+        name_servers: str | Sequence[str] = "",
+        client: ClientConfig | None = None,
+        hooks: Sequence[ConsumeHook] = (),
+        trace: bool | str = False,
     ) -> None:
-        super().__init__(PullConsumer(group, name_servers=name_servers, client=client))
+        super().__init__(PullConsumer(group, name_servers=name_servers, client=client, hooks=hooks, trace=trace))
+
+    @property
+    def traces(self) -> TraceCounts:
+        """How many trace records were sent, and how many dropped; zeros without ``trace``."""
+        return self._do(lambda: self._async.traces)
 
     def pull(
         self,
@@ -95,6 +111,24 @@ class SyncPullConsumer(SyncClient[PullConsumer]):
         """The queues of ``topic`` that can be read. Raises ``RouteMissing``, ``NameServersUnreachable``."""
         return self._run(self._async.queues(topic))
 
+    def watch_queues(self, topic: str, listener: QueueListener) -> None:
+        """Call ``listener(topic, queues)`` when the queues of ``topic`` have changed, within 30 s of the change.
+
+        For programs that choose their queues, to learn of new ones. The listener is a plain or an ``async`` function;
+        what it raises is logged. Raises ``RouteMissing`` for a topic that does not exist.
+        """
+        self._run(self._async.watch_queues(topic, in_thread(listener)))
+
+    def send_back(self, message: ReceivedMessage, *, delay_level: int = 0) -> None:
+        """Have ``message`` delivered again later, through the retry topic of the group.
+
+        ``delay_level`` is one of the 18 delay levels of the brokers; 0: longer with each attempt, from 10 s on; below
+        0: it becomes a dead letter at once. After 16 attempts, or as the group is configured, it becomes a dead letter.
+        Push consumers of the group get it, lite pull consumers with ``retries``, and programs that pull from the topic
+        ``%RETRY%`` with the name of the group. Returns when a broker has stored it; raises ``SendFailed``.
+        """
+        self._run(self._async.send_back(message, delay_level=delay_level))
+
     def min_offset(self, queue: MessageQueue) -> int:
         """The offset of the first message of ``queue`` that is still stored."""
         return self._run(self._async.min_offset(queue))
@@ -126,8 +160,8 @@ class SyncLitePullConsumer(SyncLooping[LitePullConsumer]):
 
     It fetches ahead, so that a poll rarely waits. Queues are shared out in the group (``subscribe``) or chosen by
     the application (``assign``). The messages of a poll are done when the next poll is made, when they are
-    committed, or when the block ends without an error. There are no retries: an application that fails seeks back.
-    Only one task or thread may poll at a time.
+    committed, or when the block ends without an error. Nothing is retried by itself: an application that fails
+    seeks back, or sends a message back (``send_back``). Only one task or thread may poll at a time.
 
     Its methods may be called from any thread, and wait for their result. All synchronous clients of a process share
     one background thread with an event loop.
@@ -142,6 +176,9 @@ class SyncLitePullConsumer(SyncLooping[LitePullConsumer]):
         start: Where to begin in a queue for which the group has no stored offset.
         auto_commit: Whether offsets are stored automatically, every 5 s and at the end. If False, only ``commit``
             stores them.
+        message_filter: Function that is called with each fetched message, on the event loop; messages for which it
+            returns False are skipped. For what ``tags`` and ``sql`` cannot express.
+        offsets: Where the offsets of the group are kept, if not on the brokers: an ``OffsetStore`` of the application.
         hooks: Objects that are called when a poll returns a message, and when it is done, in this order.
         trace: Whether consumed messages are traced, so that ``tern trace`` shows the path of a message: True, or the
             name of the trace topic if it is not ``RMQ_SYS_TRACE_TOPIC``.
@@ -156,6 +193,8 @@ class SyncLitePullConsumer(SyncLooping[LitePullConsumer]):
         config: LitePullConfig | None = None,
         start: StartPosition | None = None,
         auto_commit: bool | None = None,
+        message_filter: MessageFilter | None = None,
+        offsets: OffsetStore | None = None,
         hooks: Sequence[ConsumeHook] = (),
         trace: bool | str = False,
     ) -> None:
@@ -167,6 +206,8 @@ class SyncLitePullConsumer(SyncLooping[LitePullConsumer]):
                 config=config,
                 start=start,
                 auto_commit=auto_commit,
+                message_filter=message_filter,
+                offsets=offsets,
                 hooks=hooks,
                 trace=trace,
             )
@@ -215,14 +256,6 @@ class SyncLitePullConsumer(SyncLooping[LitePullConsumer]):
         """Wait until the consumer reads all queues that it got after the last ``subscribe``."""
         self._run(self._async.ready())
 
-    def watch_queues(self, topic: str, listener: QueueListener) -> None:
-        """Call ``listener(topic, queues)`` when the queues of ``topic`` have changed, within 30 s of the change.
-
-        For consumers that use ``assign``, to learn of new queues. The listener is a plain or an ``async`` function;
-        what it raises is logged. Raises ``RouteMissing`` for a topic that does not exist.
-        """
-        self._run(self._async.watch_queues(topic, in_thread(listener)))
-
     def poll(self, timeout_ms: int | None = None) -> list[ReceivedMessage]:
         """The next messages, at most ``batch_max``; waits for the first one up to ``timeout_ms`` (default: 5 s).
 
@@ -262,14 +295,36 @@ class SyncLitePullConsumer(SyncLooping[LitePullConsumer]):
     def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
         """Store the group's offsets: those of all messages polled so far, or those of ``offsets``.
 
-        Returns when the brokers have stored them; raises what went wrong. While a Raft group changes its leader, it
-        waits for the new one, for some seconds.
+        Returns when they are stored, on the brokers or in the application's own store; raises what went wrong. While a
+        Raft group changes its leader, it waits for the new one, for some seconds.
         """
         self._run(self._async.commit(offsets))
+
+    def committed(self, queue: MessageQueue) -> int | None:
+        """The offset that the group has stored for ``queue``; None if there is none."""
+        return self._run(self._async.committed(queue))
 
     def queues(self, topic: str) -> list[MessageQueue]:
         """The queues of ``topic`` that can be read. Raises ``RouteMissing``, ``NameServersUnreachable``."""
         return self._run(self._async.queues(topic))
+
+    def watch_queues(self, topic: str, listener: QueueListener) -> None:
+        """Call ``listener(topic, queues)`` when the queues of ``topic`` have changed, within 30 s of the change.
+
+        For programs that choose their queues, to learn of new ones. The listener is a plain or an ``async`` function;
+        what it raises is logged. Raises ``RouteMissing`` for a topic that does not exist.
+        """
+        self._run(self._async.watch_queues(topic, in_thread(listener)))
+
+    def send_back(self, message: ReceivedMessage, *, delay_level: int = 0) -> None:
+        """Have ``message`` delivered again later, through the retry topic of the group.
+
+        ``delay_level`` is one of the 18 delay levels of the brokers; 0: longer with each attempt, from 10 s on; below
+        0: it becomes a dead letter at once. After 16 attempts, or as the group is configured, it becomes a dead letter.
+        Push consumers of the group get it, lite pull consumers with ``retries``, and programs that pull from the topic
+        ``%RETRY%`` with the name of the group. Returns when a broker has stored it; raises ``SendFailed``.
+        """
+        self._run(self._async.send_back(message, delay_level=delay_level))
 
     def min_offset(self, queue: MessageQueue) -> int:
         """The offset of the first message of ``queue`` that is still stored."""
@@ -282,7 +337,3 @@ class SyncLitePullConsumer(SyncLooping[LitePullConsumer]):
     def offset_at(self, queue: MessageQueue, time_ms: int) -> int:
         """The offset of the first message of ``queue`` stored at ``time_ms`` (since 1970) or later."""
         return self._run(self._async.offset_at(queue, time_ms))
-
-    def committed(self, queue: MessageQueue) -> int | None:
-        """The offset that the group has stored for ``queue``; None if there is none."""
-        return self._run(self._async.committed(queue))

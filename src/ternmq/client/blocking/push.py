@@ -14,7 +14,8 @@ from ternmq.client.config import ClientConfig
 from ternmq.client.consume.config import PushConfig
 from ternmq.client.consume.listener import ConsumeHook, Listener
 from ternmq.client.consume.listening import ListenerT
-from ternmq.client.consume.offsets import StartPosition
+from ternmq.client.consume.message_filter import MessageFilter
+from ternmq.client.consume.offsets import OffsetStore, StartPosition
 from ternmq.client.consume.push import PushConsumer
 from ternmq.client.trace.outbox import TraceCounts
 from ternmq.message import MessageQueue
@@ -56,6 +57,9 @@ class SyncPushConsumer(SyncLooping[PushConsumer]):
         orderly: Whether the messages of a queue are consumed one after the other, in their order.
         batch_max: How many messages one call of the listener gets at most.
         threads: How many calls of the listener may run at the same time.
+        message_filter: Function that is called with each fetched message, on the event loop; messages for which it
+            returns False are skipped. For what ``tags`` and ``sql`` cannot express.
+        offsets: Where the offsets of the group are kept, if not on the brokers: an ``OffsetStore`` of the application.
         hooks: Objects that are called before and after each call of the listener, or around each message of a loop, in
             this order.
         trace: Whether consumed messages are traced, so that ``tern trace`` shows the path of a message: True, or
@@ -76,6 +80,8 @@ class SyncPushConsumer(SyncLooping[PushConsumer]):
         orderly: bool | None = None,
         batch_max: int | None = None,
         threads: int | None = None,
+        message_filter: MessageFilter | None = None,
+        offsets: OffsetStore | None = None,
         hooks: Sequence[ConsumeHook] = (),
         trace: bool | str = False,
     ) -> None:
@@ -92,6 +98,8 @@ class SyncPushConsumer(SyncLooping[PushConsumer]):
                 orderly=orderly,
                 batch_max=batch_max,
                 threads=threads,
+                message_filter=message_filter,
+                offsets=offsets,
                 hooks=hooks,
                 trace=trace,
             )

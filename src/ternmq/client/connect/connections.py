@@ -50,6 +50,11 @@ class Connections:
         """The open connection to ``address``, if there is one."""
         return self._open.get(address)
 
+    def calls_open(self, address: str) -> int:
+        """How many requests to ``address`` have no answer yet."""
+        peer = self._open.get(address)
+        return 0 if peer is None else peer.calls_open
+
     async def to(self, address: str) -> Peer:
         """The connection to ``address``, made if there is none; raises ``NetworkError`` with the reason."""
         return self._open.get(address) or await self._connecting.run(address, lambda: self._connect(address))

@@ -173,6 +173,8 @@ class ClientInstance:
         self._running = True
         self._tasks.create_task(self._beat_forever(), name="heartbeats")
         self._tasks.create_task(self._refresh_routes_forever(), name="routes")
+        if self.name_servers.address_server is not None:
+            self._tasks.create_task(self.name_servers.address_server.keep(), name="address server")
 
     async def _stop(self) -> None:
         self._running = False

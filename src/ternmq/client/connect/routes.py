@@ -82,6 +82,11 @@ class TopicRoute:
         """The address of one broker, if the route has it."""
         return self.brokers.get(broker_name, {}).get(broker_id)
 
+    @property
+    def lacks_master(self) -> bool:
+        """Whether a broker has slaves only: one of them may be about to become the master."""
+        return any(MASTER_ID not in by_id for by_id in self.brokers.values())
+
 
 def build_route(topic: str, data: bodies.TopicRouteBody, *, queues_max: int | None = None) -> TopicRoute:
     """The route of ``topic`` from what a name server said; ``queues_max`` makes it a default route for a new topic.
@@ -195,7 +200,13 @@ class Routes:
         response = await self._ask(topic)
         is_default = response.code == ResponseCode.TOPIC_NOT_EXIST and queues_max is not None
         if is_default:
-            response = await self._ask(AUTO_CREATE_TOPIC)
+            default = await self._ask(AUTO_CREATE_TOPIC)
+            # A broker that came back between the questions has the topic as well, with queues of its own: keys would
+            # go to other queues than before.
+            response = await self._ask(topic)
+            is_default = response.code == ResponseCode.TOPIC_NOT_EXIST
+            if is_default:
+                response = default
         if response.code == ResponseCode.TOPIC_NOT_EXIST:
             hint = (
                 " and no broker creates topics automatically (autoCreateTopicEnable)" if queues_max is not None else ""

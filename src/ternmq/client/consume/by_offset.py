@@ -15,10 +15,12 @@ from ternmq.client.config import ClientConfig
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.connect.namespace import wrap
 from ternmq.client.consume.offsets import BrokerOffsets
+from ternmq.client.consume.send_back import Returns
 from ternmq.client.consume.source import NO_MASTER_PAUSE_S
+from ternmq.client.consume.watches import QueueListener, Watches
 from ternmq.env import Env
-from ternmq.errors import NotRunning, ServiceNotAvailable, TernError
-from ternmq.message import MessageQueue
+from ternmq.errors import NotRunning, SendFailed, ServiceNotAvailable, TernError
+from ternmq.message import MessageQueue, ReceivedMessage
 from ternmq.names import check_group, check_topic
 
 _Answer = TypeVar("_Answer")
@@ -46,6 +48,7 @@ class ByOffset:
         self._wire_group = wrap(self._namespace, group)
         self._env = env
         self._open: tuple[ClientInstance, BrokerOffsets] | None = None
+        self._watches: Watches | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.group}>"
@@ -55,6 +58,30 @@ class ByOffset:
         instance, _ = self._running()
         route = await instance.routes.of(wrap(self._namespace, check_topic(topic)))
         return [queue._replace(topic=topic) for queue in route.to_read]
+
+    async def watch_queues(self, topic: str, listener: QueueListener) -> None:
+        """Call ``listener(topic, queues)`` when the queues of ``topic`` have changed, within 30 s of the change.
+
+        For programs that choose their queues, to learn of new ones. The listener is a plain or an ``async`` function;
+        what it raises is logged. Raises ``RouteMissing`` for a topic that does not exist.
+        """
+        await self.queues(topic)
+        assert self._watches is not None
+        self._watches.add(wrap(self._namespace, topic), topic, listener)
+
+    async def send_back(self, message: ReceivedMessage, *, delay_level: int = 0) -> None:
+        """Have ``message`` delivered again later, through the retry topic of the group.
+
+        ``delay_level`` is one of the 18 delay levels of the brokers; 0: longer with each attempt, from 10 s on; below
+        0: it becomes a dead letter at once. After 16 attempts, or as the group is configured, it becomes a dead letter.
+        Push consumers of the group get it, lite pull consumers with ``retries``, and programs that pull from the topic
+        ``%RETRY%`` with the name of the group. Returns when a broker has stored it; raises ``SendFailed``.
+        """
+        instance, _ = self._running()
+        if not await Returns(instance, self._wire_group).send_back(message, delay_level=delay_level):
+            raise SendFailed(
+                f"no broker took message {message.message_id} back for group {self.group!r}; the log says why"
+            )
 
     async def min_offset(self, queue: MessageQueue) -> int:
         """The offset of the first message of ``queue`` that is still stored."""

@@ -181,7 +181,10 @@ class Concurrent:
             message.started = NOT_STARTED
         if self._stopped:
             return
-        if messages:
+        if messages and is_trial:
+            # Another one is tried next: the outage may be that of one message alone.
+            self._held.append(messages)
+        elif messages:
             self._held.appendleft(messages)
         pause_s = self._outages.down(reason, now=self._loop.time(), is_trial=is_trial)
         if pause_s is not None:

@@ -33,7 +33,7 @@ class FlowLimits:
     messages are done; the others stay on the brokers.
 
     Args:
-        count: Messages per queue. A pull may bring up to ``pull_count_max`` more.
+        count: Messages per queue. A pull may bring up to ``pull_count_max`` more, but not more than ``count``.
         body_bytes: Bytes of bodies per queue, decompressed. A single message may exceed it.
         span: Distance from the first message of a queue that is not done to the last one fetched. It limits how many
             messages are delivered again after a crash if one of them hangs.
@@ -63,17 +63,21 @@ class FlowLimits:
         ``topic_queues`` is how many queues of its topic are read here, ``all_queues`` how many of all topics. An
         ``orderly`` consumer has no limit of the span.
         """
-        count = self.count
-        if self.topic_count:
-            count = min(count, max(1, self.topic_count // max(1, topic_queues)))
-        if self.total_count:
-            count = min(count, max(1, self.total_count // max(1, all_queues)))
-        if len(held) >= count:
+        if len(held) >= self.queue_count(topic_queues=topic_queues, all_queues=all_queues):
             return "count"
         if self.room_bytes(held, topic_queues=topic_queues) <= 0:
             return "body_bytes"
         # In order, nothing is done behind an undone message.
         return "span" if held.span > self.span and not orderly else None
+
+    def queue_count(self, *, topic_queues: int, all_queues: int) -> int:
+        """How many messages of a queue may be held; ``topic_queues`` and ``all_queues`` as in ``reached``."""
+        count = self.count
+        if self.topic_count:
+            count = min(count, max(1, self.topic_count // max(1, topic_queues)))
+        if self.total_count:
+            count = min(count, max(1, self.total_count // max(1, all_queues)))
+        return count
 
     def room_bytes(self, held: ProcessQueue[Any], *, topic_queues: int) -> int:
         """How many bytes of bodies ``held`` may take before it fetches no more; ``topic_queues`` as in ``reached``."""
@@ -101,9 +105,11 @@ class PushConfig:
             consumed at the same time, up to ``threads``.
         orderly_retry_ms: How long an orderly consumer waits before it tries failed messages again, in ms.
             ``ConsumeContext.retry_ms`` changes it for one call.
-        pull_count_max: Messages requested by one pull. Brokers return at most 32, unless they are configured otherwise.
+        pull_count_max: Messages requested by one pull. Brokers of RocketMQ return at most 32, unless they are
+            configured otherwise.
         pull_bytes_max: Largest response to a pull; only brokers of RocketMQ 5 and TernMQ observe it.
         suspend_ms: How long a broker holds a pull that finds no message, in ms.
+        pull_interval_ms: How long to wait between two pulls of a queue that found messages, in ms, to limit the rate.
         limits: How many messages may be fetched and not done.
         max_reconsume_times: How often a message is delivered again before it becomes a dead letter. None: as the group
             is configured on the broker (16); without limit in an orderly consumer.
@@ -128,12 +134,13 @@ class PushConfig:
     #: F2.
     orderly: bool = False
     orderly_retry_ms: int = 1_000
-    #: F1.
-    pull_count_max: int = 32
+    #: F1. RocketMQ's is 32, and its brokers give no more. A pull costs client and broker as much as a dozen messages.
+    pull_count_max: int = 256
     pull_bytes_max: int = 256 * 1024
     #: F8.
     suspend_ms: int = 15_000
-    #: M2.
+    #: M2: RocketMQ's ``pullInterval``.
+    pull_interval_ms: int = 0
     limits: FlowLimits = field(default_factory=FlowLimits)
     #: H1.
     max_reconsume_times: int | None = None
@@ -157,7 +164,7 @@ class PushConfig:
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"invalid {name} {getattr(self, name)}: expected 1 or more")
-        for name in ("suspend_ms", "stop_timeout_ms"):
+        for name in ("suspend_ms", "pull_interval_ms", "stop_timeout_ms"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"invalid {name} {getattr(self, name)}: expected 0 (do not wait) or more")
         _check_outage(self.outage_retry_ms, self.outage_retry_max_ms)
@@ -178,9 +185,11 @@ class LitePullConfig:
         poll_timeout_ms: How long a poll waits for the first message if it is not told otherwise, in ms.
         auto_commit: Whether offsets are stored automatically: those of the messages before the last poll.
         auto_commit_interval_ms: How often offsets are stored automatically, in ms; at least 1,000.
-        pull_count_max: Messages requested by one pull. Brokers return at most 32, unless they are configured otherwise.
+        pull_count_max: Messages requested by one pull. Brokers of RocketMQ return at most 32, unless they are
+            configured otherwise.
         pull_bytes_max: Largest response to a pull; only brokers of RocketMQ 5 and TernMQ observe it.
         suspend_ms: How long a broker holds a pull that finds no message, in ms.
+        retries: Whether a consumer that subscribes also gets what members of its group have sent back.
         limits: How many messages may be fetched and not done. Default: 10,000 in total, besides those of
             ``FlowLimits()``.
     """
@@ -193,11 +202,13 @@ class LitePullConfig:
     poll_timeout_ms: int = 5_000
     auto_commit: bool = True
     auto_commit_interval_ms: int = 5_000
-    #: RocketMQ's is 10; brokers give 32, and each pull costs as much as ten messages.
-    pull_count_max: int = 32
+    #: RocketMQ's is 10, and its brokers give 32 at most.
+    pull_count_max: int = 256
     pull_bytes_max: int = 256 * 1024
     #: F8.
     suspend_ms: int = 20_000
+    #: H1.
+    retries: bool = False
     #: M2.
     limits: FlowLimits = field(default_factory=lambda: FlowLimits(total_count=10_000))
 

@@ -33,7 +33,7 @@ from ternmq.client.consume.claimed import Claimed
 from ternmq.client.consume.config import PushConfig
 from ternmq.client.consume.listener import ConsumeContext, ConsumeResult
 from ternmq.client.consume.locks import HeldLocks
-from ternmq.client.consume.offsets import ProgressStore
+from ternmq.client.consume.offsets import OffsetStore
 from ternmq.client.consume.orderly import Orderly
 from ternmq.client.consume.outage import Outages
 from ternmq.client.consume.outlet import Outlet
@@ -68,10 +68,10 @@ class ConsumerParts:
     assignment: Assignment
     sources_of: SourcesOf
     #: Where the progress of pulled queues is kept, and how often it is stored; None: only by ``commit``.
-    progress: ProgressStore
+    progress: OffsetStore
     save_interval_ms: int | None
     #: Where offsets are stored that an administrator has reset.
-    resets: ProgressStore
+    resets: OffsetStore
     #: How messages are sent back; without it, failed messages are skipped, with the reason ``no_returns``.
     returns: Returns | None
     no_returns: str = ""

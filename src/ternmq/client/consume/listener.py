@@ -127,9 +127,7 @@ class BoundListener:
         self._single: Final = single
         self._orderly: Final = orderly
         self._hooks: Final = tuple(hooks)
-        self.is_async: Final = inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(
-            getattr(listener, "__call__", None)  # noqa: B004 - asks what calling would give, not whether it can be called
-        )
+        self.is_async: Final = is_async(listener)
         self._wants_context: Final = takes_two(listener)
 
     def call(self, context: ConsumeContext) -> None:
@@ -215,6 +213,13 @@ def tell(hooks: Sequence[ConsumeHook], method: str, context: ConsumeContext) -> 
             getattr(hook, method)(context)
         except Exception:
             log.exception("the consume hook %s failed", type(hook).__name__)
+
+
+def is_async(listener: Callable[..., Any]) -> bool:
+    """Whether a listener is ``async``: a function, or an object with such a ``__call__``."""
+    return inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(
+        getattr(listener, "__call__", None)  # noqa: B004 - asks what calling would give, not whether it can be called
+    )
 
 
 def takes_two(listener: Listener) -> bool:

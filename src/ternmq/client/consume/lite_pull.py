@@ -13,9 +13,9 @@ application asks. Its queues come either from the group (``subscribe``: members 
 out for a time (``pause``).
 
 What is promised: messages of a queue come in order. What a poll returned is done when the next one is made, when it is
-committed, or when the block is left without an error; progress never passes what is not done. There are no retries: an
-application that fails seeks back, or starts again where the group's progress is. With ``auto_commit`` progress is
-stored every 5 s and at the end, without it by ``commit`` alone.
+committed, or when the block is left without an error; progress never passes what is not done. Nothing is retried by
+itself: an application that fails seeks back, starts again where the group's progress is, or sends a message back. With
+``auto_commit`` progress is stored every 5 s and at the end, without it by ``commit`` alone.
 """
 
 from __future__ import annotations
@@ -34,14 +34,16 @@ from ternmq.client.consume.assignment import ByMembers
 from ternmq.client.consume.by_offset import ByOffset
 from ternmq.client.consume.config import LitePullConfig
 from ternmq.client.consume.consumer import Consumer, ConsumerParts
+from ternmq.client.consume.given_store import GivenStore
 from ternmq.client.consume.listener import ConsumeHook
-from ternmq.client.consume.offsets import BrokerOffsets, ProgressStore, StartPosition
+from ternmq.client.consume.message_filter import MessageFilter
+from ternmq.client.consume.offsets import BrokerOffsets, OffsetStore, StartPosition
 from ternmq.client.consume.outlet import Messages
 from ternmq.client.consume.polled import Polled
 from ternmq.client.consume.pull_source import pulls
 from ternmq.client.consume.subscription import Subscription, Subscriptions
 from ternmq.client.consume.taken import taken
-from ternmq.client.consume.watches import QueueListener, Watches
+from ternmq.client.consume.watches import Watches
 from ternmq.client.trace.hooks import TraceConsumption
 from ternmq.client.trace.outbox import TraceCounts, TraceOutbox, outbox, trace_topic
 from ternmq.env import Env, SystemClock
@@ -65,8 +67,8 @@ class LitePullConsumer(ByOffset):
 
     It fetches ahead, so that a poll rarely waits. Queues are shared out in the group (``subscribe``) or chosen by the
     application (``assign``). The messages of a poll are done when the next poll is made, when they are committed, or
-    when the block ends without an error. There are no retries: an application that fails seeks back. Only one task or
-    thread may poll at a time.
+    when the block ends without an error. Nothing is retried by itself: an application that fails seeks back, or sends
+    a message back (``send_back``). Only one task or thread may poll at a time.
 
     Call its methods on the event loop's thread; programs without asyncio use ``SyncLitePullConsumer``.
 
@@ -80,6 +82,9 @@ class LitePullConsumer(ByOffset):
         start: Where to begin in a queue for which the group has no stored offset.
         auto_commit: Whether offsets are stored automatically, every 5 s and at the end. If False, only ``commit``
             stores them.
+        message_filter: Function that is called with each fetched message, on the event loop; messages for which it
+            returns False are skipped. For what ``tags`` and ``sql`` cannot express.
+        offsets: Where the offsets of the group are kept, if not on the brokers: an ``OffsetStore`` of the application.
         hooks: Objects that are called when a poll returns a message, and when it is done, in this order.
         trace: Whether consumed messages are traced, so that ``tern trace`` shows the path of a message: True, or the
             name of the trace topic if it is not ``RMQ_SYS_TRACE_TOPIC``.
@@ -95,6 +100,8 @@ class LitePullConsumer(ByOffset):
         config: LitePullConfig | None = None,
         start: StartPosition | None = None,
         auto_commit: bool | None = None,
+        message_filter: MessageFilter | None = None,
+        offsets: OffsetStore | None = None,
         hooks: Sequence[ConsumeHook] = (),
         trace: bool | str = False,
         env: Env | None = None,
@@ -109,6 +116,8 @@ class LitePullConsumer(ByOffset):
         #: What was subscribed to, or the filters of assigned queues.
         self._subscriptions = Subscriptions(self._namespace, env.clock if env is not None else SystemClock())
         self._is_assigned = False
+        self._message_filter = message_filter
+        self._given_store = GivenStore(offsets, self._namespace) if offsets is not None else None
         self._hooks = tuple(hooks)
         self._trace_topic = trace_topic(trace)
         self._traces: TraceOutbox | None = None
@@ -131,6 +140,8 @@ class LitePullConsumer(ByOffset):
             raise ConfigError(
                 f"this consumer of group {self.group!r} has assigned queues; use either subscribe() or assign()"
             )
+        if self.config.retries and not self._subscriptions.by_topic:
+            self._subscriptions.add_retries(self._wire_group)
         if self._subscriptions.add(topic, tags, sql) and self._live is not None:
             self._live.consumer.subscription_changed()
 
@@ -177,15 +188,6 @@ class LitePullConsumer(ByOffset):
     async def ready(self) -> None:
         """Wait until the consumer reads all queues that it got after the last ``subscribe``."""
         await self._started().consumer.settled()
-
-    async def watch_queues(self, topic: str, listener: QueueListener) -> None:
-        """Call ``listener(topic, queues)`` when the queues of ``topic`` have changed, within 30 s of the change.
-
-        For consumers that use ``assign``, to learn of new queues. The listener is a plain or an ``async`` function;
-        what it raises is logged. Raises ``RouteMissing`` for a topic that does not exist.
-        """
-        await self.queues(topic)
-        self._started().watches.add(wrap(self._namespace, topic), topic, listener)
 
     # --- Messages --------------------------------------------------------------------------------------------
 
@@ -244,8 +246,8 @@ class LitePullConsumer(ByOffset):
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
         """Store the group's offsets: those of all messages polled so far, or those of ``offsets``.
 
-        Returns when the brokers have stored them; raises what went wrong. While a Raft group changes its leader, it
-        waits for the new one, for some seconds.
+        Returns when they are stored, on the brokers or in the application's own store; raises what went wrong. While a
+        Raft group changes its leader, it waits for the new one, for some seconds.
         """
         live = self._started()
         if offsets is None:
@@ -256,7 +258,17 @@ class LitePullConsumer(ByOffset):
             wired = {await self._wired(queue): offset for queue, offset in offsets.items()}
             await self._commit(lambda: wired)
 
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """The offset that the group has stored for ``queue``; None if there is none."""
+        if self._given_store is not None:
+            return await self._given_store.load(await self._wired(queue))
+        return await super().committed(queue)
+
     async def _commit(self, progress: Callable[[], Mapping[MessageQueue, int]]) -> None:
+        if self._given_store is not None:
+            await self._given_store.store(progress())
+            return
+
         async def store() -> None:
             failures = (await self._running()[1].commit_all(progress())).values()
             # A new leader does not help against other errors.
@@ -295,10 +307,10 @@ class LitePullConsumer(ByOffset):
             consumer.settling.taken = taken(self.group, hooks)
             polled = Polled(consumer.settling, lambda queue: queue in sources.paused, clock=consumer.clock)
             consumer.open(polled)
-            watches = Watches(instance, tasks)
-            stack.callback(watches.close)
+            self._watches = Watches(instance, tasks)
+            stack.callback(self._watches.close)
             await consumer.start()
-            self._live, self._open = _RunningConsumer(consumer, polled, watches), (instance, brokers)
+            self._live, self._open = _RunningConsumer(consumer, polled), (instance, brokers)
             self._stack = stack.pop_all()
         return self
 
@@ -321,13 +333,14 @@ class LitePullConsumer(ByOffset):
 
     def _parts(self, instance: ClientInstance, brokers: BrokerOffsets) -> ConsumerParts:
         config = self.config
-        progress: ProgressStore = brokers if config.auto_commit else _ByHand(brokers)
+        stored: OffsetStore = self._given_store or brokers
+        progress = stored if config.auto_commit else _ByHand(stored)
         return ConsumerParts(
             ConsumeType.ACTIVELY,
             ByMembers(instance, self._wire_group, config.allocation),
-            pulls(progress, BrokerOffsets(instance, self._wire_group), lite=True),
+            pulls(progress, BrokerOffsets(instance, self._wire_group), chooses=self._message_filter, lite=True),
             progress=progress,
-            resets=brokers,
+            resets=stored,
             save_interval_ms=config.auto_commit_interval_ms if config.auto_commit else None,
             returns=None,
             no_returns="a lite pull consumer has no retries; seek back, or it is done when you ask for more",
@@ -354,17 +367,16 @@ class _RunningConsumer(NamedTuple):
 
     consumer: Consumer
     polled: Polled
-    watches: Watches
 
 
 class _ByHand:
     """Progress that is stored only by ``commit``."""
 
-    def __init__(self, brokers: BrokerOffsets) -> None:
-        self._brokers = brokers
+    def __init__(self, store: OffsetStore) -> None:
+        self._store = store
 
     async def load(self, queue: MessageQueue) -> int | None:
-        return await self._brokers.load(queue)
+        return await self._store.load(queue)
 
     async def save(self, offsets: Mapping[MessageQueue, int], *, wait: bool) -> None:
         """Nothing: the application did not commit."""

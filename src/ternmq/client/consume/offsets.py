@@ -95,15 +95,23 @@ async def start_offset(queue: MessageQueue, start: StartPosition, brokers: Broke
 # --- Progress -----------------------------------------------------------------------------------------------------
 
 
-class ProgressStore(Protocol):
-    """Where a group's progress is kept."""
+class OffsetStore(Protocol):
+    """Where the offsets of a group are kept: on the brokers, in a file, or where an application wants them.
+
+    An application gives its own store to a consumer, to keep offsets beside the rows that it writes. All methods are
+    called on the event loop. What they raise is logged, and tried again.
+    """
 
     async def load(self, queue: MessageQueue) -> int | None:
-        """The stored queue offset, None if there is none. Raises ``TernError`` when that cannot be found out."""
+        """The stored offset of ``queue``: that of the first message that is not done. None if there is none.
+
+        Raises an error when that cannot be found out: None would begin at the ``StartPosition``.
+        """
         ...
 
     async def save(self, offsets: Mapping[MessageQueue, int], *, wait: bool) -> None:
-        """Store progress. With ``wait`` it is stored when this returns, without it soon; failures are logged."""
+        """Store ``offsets``. With ``wait`` they are stored when this returns: another member continues there. Without
+        it, soon: it is called every 5 s."""
         ...
 
 

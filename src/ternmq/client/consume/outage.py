@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 import logging
 from collections.abc import Callable
 from threading import Lock
 from typing import Any, Final, TypeVar, cast
 
+from ternmq.client.consume.listener import is_async
 from ternmq.errors import ConfigError, Outage
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ def breaker(failures: int, on: type[Exception] | tuple[type[Exception], ...]) ->
                 raise Outage(f"{failures} failures in a row, the last one: {error}") from error
             raise error
 
-        if inspect.iscoroutinefunction(listener):
+        if is_async(listener):
 
             @functools.wraps(listener)
             async def call_async(*args: Any) -> Any:

@@ -64,9 +64,9 @@ class Messages:
         return self
 
     async def __anext__(self) -> Claimed:
-        if self._last is not None:
-            self._last.ack()
-            self._last = None
+        message = self.next_now()
+        if message is not None:
+            return message
         try:
             self._last = await self._outlet.take()
         except NotRunning:
@@ -77,8 +77,8 @@ class Messages:
         """As ``__anext__``, if a message is there. May be called in any thread, instead of on the loop."""
         if self._last is not None:
             self._last.ack()
-        self._last = self._outlet.take_now()
-        return self._last
+        self._last = message = self._outlet.take_now()
+        return message
 
 
 #: A listener that never waits would keep the event loop for itself; after this long, other tasks get their turn.

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from operator import lt
 from typing import Final, Generic, TypeVar
 
 from ternmq.message import MessageQueue, ReceivedMessage
@@ -79,31 +80,25 @@ class ProcessQueue(Generic[M]):
         A broker that answers with more than it was asked for (or in another order) does no harm: what lies before the
         last ``next_offset`` is not taken again.
         """
-        begin = self.next_offset
-        last = begin - 1
-        for message in messages:
-            if message.queue_offset <= last:
-                messages = _ordered(messages, begin)
-                break
-            last = message.queue_offset
-        held, order, body_bytes = self._messages, self._order, 0
-        for message in messages:
-            offset = message.queue_offset
-            held[offset] = message
-            order.append(offset)
-            body_bytes += len(message.body)
-        self.body_bytes += body_bytes
+        begin, order = self.next_offset, self._order
+        offsets = [message.queue_offset for message in messages]
+        if offsets and (offsets[0] < begin or not all(map(lt, offsets, offsets[1:]))):
+            messages = _ordered(messages, begin)
+            offsets = [message.queue_offset for message in messages]
+        self._messages.update(zip(offsets, messages, strict=True))
+        order.extend(offsets)
+        self.body_bytes += sum([len(message.body) for message in messages])
         self.next_offset = max(begin, next_offset, order[-1] + 1 if order else 0)
         return messages
 
     def done(self, messages: Iterable[M]) -> None:
         """Remove messages that were consumed, sent back or given up; those not in flight are ignored."""
-        held, body_bytes = self._messages, 0
-        for message in messages:
-            if held.pop(message.queue_offset, None) is not None:
-                body_bytes += len(message.body)
-        self.body_bytes -= body_bytes
-        order = self._order
+        held, order = self._messages, self._order
+        pop = held.pop
+        gone = [len(message.body) for message in messages if pop(message.queue_offset, None) is not None]
+        self.body_bytes -= sum(gone)
+        if not held:
+            order.clear()
         while order and order[0] not in held:
             order.popleft()
 

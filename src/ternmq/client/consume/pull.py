@@ -23,19 +23,25 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, cast
 
 from ternmq.client.config import ClientConfig
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.connect.namespace import unwrap
 from ternmq.client.connect.routes import MASTER_ID
 from ternmq.client.consume.by_offset import ByOffset
+from ternmq.client.consume.claimed import Claimed
+from ternmq.client.consume.listener import ConsumeContext, ConsumeHook, ConsumeResult, tell
 from ternmq.client.consume.offsets import BrokerOffsets
 from ternmq.client.consume.slaves import check_slave
 from ternmq.client.consume.subscription import Subscription
+from ternmq.client.consume.watches import Watches
+from ternmq.client.trace.hooks import TraceConsumption
+from ternmq.client.trace.outbox import TraceCounts, TraceOutbox, outbox, trace_topic
 from ternmq.env import Env
 from ternmq.errors import NetworkError, refused
 from ternmq.message import MessageQueue, ReceivedMessage
+from ternmq.tasks import Tasks
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.requests import PullMessage, PullReply, PullSysflag
 from ternmq.wire.stored import StoredMessage, read_answer
@@ -101,6 +107,10 @@ class PullConsumer(ByOffset):
         name_servers: Addresses of the name servers, ``"host:9876"``; several are separated by ``;`` or given as a
             sequence. Empty: the environment variable ``NAMESRV_ADDR``.
         client: Settings of the connection, of which ``name_servers`` is one. If given, ``name_servers`` is ignored.
+        hooks: Objects that are called with the messages of each pull, before and after each other: what the
+            application does with them is not known here.
+        trace: Whether pulled messages are traced, so that ``tern trace`` shows the path of a message: True, or the name
+            of the trace topic if it is not ``RMQ_SYS_TRACE_TOPIC``. A pulled message counts as consumed.
         env: Clock, random numbers and network, for simulations in tests. Default: those of the system.
     """
 
@@ -110,16 +120,31 @@ class PullConsumer(ByOffset):
         *,
         name_servers: str | Sequence[str] = "",
         client: ClientConfig | None = None,
+        hooks: Sequence[ConsumeHook] = (),
+        trace: bool | str = False,
         env: Env | None = None,
     ) -> None:
         super().__init__(group, name_servers=name_servers, client=client, env=env)
+        self._hooks = tuple(hooks)
+        self._trace_topic = trace_topic(trace)
+        self._traces: TraceOutbox | None = None
+        self._told: tuple[ConsumeHook, ...] = self._hooks
         self._stack = AsyncExitStack()
         #: Which copy of its broker to ask for a queue (O3); the master where nothing else was suggested.
         self._broker_ids: dict[MessageQueue, int] = {}
 
     async def __aenter__(self) -> Self:
-        instance = await self._stack.enter_async_context(ClientInstance.shared(self._client_config, env=self._env))
-        self._open = instance, BrokerOffsets(instance, self._wire_group)
+        async with AsyncExitStack() as stack:
+            instance = await stack.enter_async_context(ClientInstance.shared(self._client_config, env=self._env))
+            if self._trace_topic:
+                self._traces = await stack.enter_async_context(
+                    outbox(self._trace_topic, self._client_config, self.group, kind="CONSUME", env=self._env)
+                )
+                self._told = (*self._hooks, TraceConsumption(self._traces))
+            self._watches = Watches(instance, await stack.enter_async_context(Tasks()))
+            stack.callback(self._watches.close)
+            self._open = instance, BrokerOffsets(instance, self._wire_group)
+            self._stack = stack.pop_all()
         return self
 
     async def __aexit__(
@@ -127,6 +152,11 @@ class PullConsumer(ByOffset):
     ) -> None:
         self._open = None
         await self._stack.aclose()
+
+    @property
+    def traces(self) -> TraceCounts:
+        """How many trace records were sent, and how many dropped; zeros without ``trace``."""
+        return TraceCounts() if self._traces is None else self._traces.counts
 
     async def pull(
         self,
@@ -227,9 +257,22 @@ class PullConsumer(ByOffset):
             await instance.inflater.messages(received)
             matches = subscription.filter.matches
             messages = [one for one in received if matches(one.tags) or (one.body_error and not one.tags)]
+            start_ms = instance.env.clock.now_ms()
             for message in messages:
                 message.topic = unwrap(self._namespace, message.topic or wired.topic)
+                message.consume_start_time_ms = start_ms
+            if self._told and messages:
+                self._tell(wired, messages)
         return PullResult(status, messages, reply.next_offset, reply.min_offset, reply.max_offset)
+
+    def _tell(self, wired: MessageQueue, messages: Sequence[ReceivedMessage]) -> None:
+        """Hooks see a pulled message begin and end at once, as with RocketMQ's pull consumer."""
+        queue = wired._replace(topic=unwrap(self._namespace, wired.topic))
+        # Hooks read them only; they cannot be settled, as nothing waits for that.
+        context = ConsumeContext(self.group, queue, cast("Sequence[Claimed]", messages), is_call=False)
+        tell(self._told, "before_consume", context)
+        context.result = ConsumeResult.SUCCESS
+        tell(self._told, "after_consume", context)
 
     async def commit(self, queue: MessageQueue, queue_offset: int) -> None:
         """Store ``queue_offset`` as the group's offset in ``queue``: that of the first message that is not done."""

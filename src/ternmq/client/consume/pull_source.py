@@ -39,7 +39,8 @@ from typing import Final
 
 from ternmq.client.consume import source
 from ternmq.client.consume.claimed import NOT_STARTED, Claimed
-from ternmq.client.consume.offsets import BrokerOffsets, ProgressStore, start_offset
+from ternmq.client.consume.message_filter import MessageFilter, is_chosen
+from ternmq.client.consume.offsets import BrokerOffsets, OffsetStore, start_offset
 from ternmq.client.consume.process_queue import ProcessQueue
 from ternmq.client.consume.pull_lot import PullLot
 from ternmq.client.consume.slaves import check_slave
@@ -73,18 +74,20 @@ class Pulling:
 
     fetching: Fetching
     #: Where the group's progress is kept.
-    progress: ProgressStore
+    progress: OffsetStore
     brokers: BrokerOffsets
+    #: What the application wants of the messages that it subscribed to.
+    chooses: MessageFilter | None = None
     #: Whether these are pulls of a lite pull consumer, and the names of brokers that do not know their code.
     lite: bool = False
     without_lite: set[str] = field(default_factory=set)
 
 
 def pulls(
-    progress: ProgressStore, brokers: BrokerOffsets, *, lite: bool = False
+    progress: OffsetStore, brokers: BrokerOffsets, *, chooses: MessageFilter | None = None, lite: bool = False
 ) -> Callable[[Fetching], Callable[[MessageQueue], PullSource]]:
     """Sources that pull, for the ``ConsumerParts`` of a consumer."""
-    return lambda fetching: partial(PullSource, Pulling(fetching, progress, brokers, lite=lite))
+    return lambda fetching: partial(PullSource, Pulling(fetching, progress, brokers, chooses, lite=lite))
 
 
 class PullSource:
@@ -198,6 +201,12 @@ class PullSource:
             orderly=config.orderly,
         )
 
+    def _count_max(self) -> int:
+        """How many messages to ask for. As many as are missing to the limit would be one by one at a slow listener."""
+        config, counts = self._fetching.config, self._fetching.queue_counts
+        count = config.limits.queue_count(topic_queues=counts.get(self.queue.topic, 1), all_queues=sum(counts.values()))
+        return min(config.pull_count_max, count)
+
     async def _wait_for_room(self) -> None:
         self._fetching.settling.flush()
         while limit := self._limit_reached(self.held):
@@ -265,6 +274,8 @@ class PullSource:
         held.put((), reply.next_offset)
         if held.next_offset == asked_offset and took_s < source.QUICK_S:
             await asyncio.sleep(source.QUICK_PAUSE_S)
+        elif is_found and fetching.config.pull_interval_ms:
+            await asyncio.sleep(fetching.config.pull_interval_ms / 1000)
 
     async def _take(self, lot: PullLot, reply: PullReply, body: Buffer, deliver: Deliver, *, took_s: float) -> None:
         """Put the messages of an answer into the process queue, as far as there is room, and deliver them."""
@@ -302,7 +313,7 @@ class PullSource:
             topic=queue.topic,
             queue_id=queue.queue_id,
             queue_offset=held.next_offset,
-            count_max=fetching.config.pull_count_max,
+            count_max=self._count_max(),
             sysflag=sysflag,
             commit_offset=progress if commits else 0,
             suspend_timeout_ms=fetching.config.suspend_ms,
@@ -346,7 +357,8 @@ class PullSource:
         if namespace or queue.topic.startswith(RETRY_PREFIX):
             for message in messages:
                 restore_topic(message, namespace)
-        return messages
+        chooses = self._pulling.chooses
+        return messages if chooses is None else [one for one in messages if is_chosen(one, chooses)]
 
     async def _start_afresh(self, queue_offset: int) -> None:
         held = self.held

@@ -36,9 +36,11 @@ from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.consume.assignment import ByMembers, Everywhere
 from ternmq.client.consume.config import PushConfig
 from ternmq.client.consume.consumer import ConsumerParts
+from ternmq.client.consume.given_store import GivenStore
 from ternmq.client.consume.listener import ConsumeHook, Listener
 from ternmq.client.consume.listening import ListeningConsumer
-from ternmq.client.consume.offsets import BrokerOffsets, LocalOffsets, StartPosition
+from ternmq.client.consume.message_filter import MessageFilter
+from ternmq.client.consume.offsets import BrokerOffsets, LocalOffsets, OffsetStore, StartPosition
 from ternmq.client.consume.pull_source import pulls
 from ternmq.client.consume.send_back import Returns
 from ternmq.env import Env
@@ -79,6 +81,9 @@ class PushConsumer(ListeningConsumer):
         orderly: Whether the messages of a queue are consumed one after the other, in their order.
         batch_max: How many messages one call of the listener gets at most.
         threads: How many calls of the listener may run at the same time.
+        message_filter: Function that is called with each fetched message, on the event loop; messages for which it
+            returns False are skipped. For what ``tags`` and ``sql`` cannot express.
+        offsets: Where the offsets of the group are kept, if not on the brokers: an ``OffsetStore`` of the application.
         hooks: Objects that are called before and after each call of the listener, or around each message of a loop, in
             this order.
         trace: Whether consumed messages are traced, so that ``tern trace`` shows the path of a message: True, or
@@ -100,6 +105,8 @@ class PushConsumer(ListeningConsumer):
         orderly: bool | None = None,
         batch_max: int | None = None,
         threads: int | None = None,
+        message_filter: MessageFilter | None = None,
+        offsets: OffsetStore | None = None,
         hooks: Sequence[ConsumeHook] = (),
         trace: bool | str = False,
         env: Env | None = None,
@@ -123,6 +130,8 @@ class PushConsumer(ListeningConsumer):
             trace=trace,
             env=env,
         )
+        self._message_filter = message_filter
+        self._given_store = GivenStore(offsets, self._namespace) if offsets is not None else None
 
     @property
     def config(self) -> PushConfig:
@@ -135,14 +144,15 @@ class PushConsumer(ListeningConsumer):
     async def _parts(self, instance: ClientInstance, group: str, tasks: Tasks, stack: AsyncExitStack) -> ConsumerParts:  # noqa: ARG002 - tasks
         config, interval_ms = self._listening, instance.config.persist_offset_interval_ms
         if config.model is MessageModel.BROADCASTING:
-            return await broadcasting_parts(instance, group, config, stack)
+            own = self._given_store
+            return await broadcasting_parts(instance, group, config, stack, own=own, chooses=self._message_filter)
         # A time that the application gives is taken as it is.
         is_timed = config.start.where is ConsumeFromWhere.TIMESTAMP
-        stored = BrokerOffsets(instance, group, zero_if_young=not is_timed)
+        stored: OffsetStore = self._given_store or BrokerOffsets(instance, group, zero_if_young=not is_timed)
         return ConsumerParts(
             ConsumeType.PASSIVELY,
             ByMembers(instance, group, config.allocation),
-            pulls(stored, BrokerOffsets(instance, group)),
+            pulls(stored, BrokerOffsets(instance, group), chooses=self._message_filter),
             progress=stored,
             resets=stored,
             save_interval_ms=interval_ms,
@@ -154,18 +164,25 @@ class PushConsumer(ListeningConsumer):
 
 
 async def broadcasting_parts(
-    instance: ClientInstance, group: str, config: PushConfig, stack: AsyncExitStack
+    instance: ClientInstance,
+    group: str,
+    config: PushConfig,
+    stack: AsyncExitStack,
+    *,
+    own: OffsetStore | None = None,
+    chooses: MessageFilter | None = None,
 ) -> ConsumerParts:
-    """The parts of a consumer that gets all messages, whatever others get, and keeps its progress in a file."""
+    """The parts of a consumer that gets all messages, whatever others get, and keeps its progress in a file, or in a
+    store of its ``own``."""
     # By the configured name, not by the client id: that one has a number which is new with each start.
     settings = instance.config
     owner = "@".join(filter(None, (instance.client_ip, settings.instance_name, settings.unit_name)))
     path = LocalOffsets.path_of(config.offsets_directory, owner, group)
-    local = await stack.enter_async_context(LocalOffsets(path, group))
+    local: OffsetStore = own if own is not None else await stack.enter_async_context(LocalOffsets(path, group))
     return ConsumerParts(
         ConsumeType.PASSIVELY,
         Everywhere(),
-        pulls(local, BrokerOffsets(instance, group)),
+        pulls(local, BrokerOffsets(instance, group), chooses=chooses),
         progress=local,
         resets=local,
         save_interval_ms=settings.persist_offset_interval_ms,

@@ -52,7 +52,7 @@ def _properties(
         "PROP_CONSUME_TYPE": kind.value,
         "PROP_CONSUMEORDERLY": config.orderly,
         "PROP_THREADPOOL_CORE_SIZE": config.threads,
-        "PROP_NAMESERVER_ADDR": ";".join(instance.config.addresses),
+        "PROP_NAMESERVER_ADDR": ";".join(instance.name_servers.addresses),
         "PROP_CLIENT_VERSION": CLIENT_VERSION,
         "consumerGroup": group,
         "clientIP": instance.client_ip,

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final, NamedTuple, Protocol
 
 from ternmq.client.consume.locks import HeldLocks
-from ternmq.client.consume.offsets import ProgressStore
+from ternmq.client.consume.offsets import OffsetStore
 from ternmq.client.consume.settle import Settling
 from ternmq.client.consume.source import Deliver, Source
 from ternmq.errors import QueueLocked
@@ -62,7 +62,7 @@ class Sources:
         topics: Callable[[], Collection[str]],
         *,
         counts: Counter[str],
-        progress: ProgressStore,
+        progress: OffsetStore,
         locks: HeldLocks | None,
         settling: Settling,
         deliver: Deliver,

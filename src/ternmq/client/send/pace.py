@@ -29,6 +29,10 @@ class Paced(Protocol):
         """It is its turn; called once."""
         ...
 
+    def close(self) -> None:
+        """Its turn will not come: the client is closed."""
+        ...
+
 
 class SendPace:
     """Of one topic of a broker that was busy."""

@@ -28,11 +28,12 @@ from ternmq.client.send.batch import BatchKey
 from ternmq.client.send.checks import Checker, Checks, check_checker
 from ternmq.client.send.gatherer import Gatherer
 from ternmq.client.send.hooks import SendHook, added, adders
+from ternmq.client.send.ongoing import Pick, Retry
 from ternmq.client.send.outgoing import Outgoing, pack_batch, prepare, shrink, split_receipt
 from ternmq.client.send.queue_choice import Selector, by_sharding_key
 from ternmq.client.send.recall import recall
 from ternmq.client.send.request import Requester, reply_properties, to_reply
-from ternmq.client.send.sender import Pick, Retry, Sender
+from ternmq.client.send.sender import Sender
 from ternmq.client.send.transaction import Transaction, transaction_properties
 from ternmq.client.send.validate import check_message, check_queue, check_transaction
 from ternmq.client.trace.hooks import TraceSends

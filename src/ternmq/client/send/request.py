@@ -23,8 +23,9 @@ from contextlib import suppress
 
 from ternmq.client.connect.routes import TopicRoute
 from ternmq.client.connect.single_flight import SingleFlight
+from ternmq.client.send.ongoing import Pick
 from ternmq.client.send.outgoing import Outgoing
-from ternmq.client.send.sender import Pick, Sender
+from ternmq.client.send.sender import Sender
 from ternmq.errors import InvalidMessage, NetworkError, RequestTimeout, RouteMissing, TernError
 from ternmq.message import REPLY_TYPE, Message, MessageQueue, Property, ReceivedMessage, SendReceipt
 from ternmq.names import reply_topic

@@ -33,8 +33,9 @@ from typing import TYPE_CHECKING, Final, Self
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.connect.routes import TopicRoute
 from ternmq.client.send.hooks import EndContext, run_after_end
+from ternmq.client.send.ongoing import Pick
 from ternmq.client.send.outgoing import Outgoing
-from ternmq.client.send.sender import Pick, Sender
+from ternmq.client.send.sender import Sender
 from ternmq.errors import (
     BrokerRefused,
     CallTimeout,

@@ -1,0 +1,119 @@
+"""The thread that synchronous clients share: calls wait, fail and end as they should."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from ternmq.client.blocking.loop_thread import LoopThread
+from ternmq.errors import NotRunning
+
+
+@pytest.fixture
+def thread() -> Iterator[LoopThread]:
+    thread = LoopThread()
+    yield thread
+    thread.stop()
+
+
+@pytest.fixture
+def interrupted() -> Iterator[threading.Event]:
+    """Set by the first SIGINT, which raises ``KeyboardInterrupt``; others have no effect."""
+    seen = threading.Event()
+
+    def interrupt(*_: object) -> None:
+        if not seen.is_set():
+            seen.set()
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    yield seen
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_call_returns_what_its_coroutine_returns_and_raises_what_it_raises(thread: LoopThread) -> None:
+    async def answer() -> int:
+        await asyncio.sleep(0)
+        return 42
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("why")
+
+    assert 42 == thread.run(answer())
+    with pytest.raises(ValueError, match="why"):
+        thread.run(fail())
+
+
+def test_an_interrupt_cancels_the_call(thread: LoopThread, interrupted: threading.Event) -> None:
+    cancelled = threading.Event()
+
+    async def interrupt() -> None:
+        try:
+            # A signal that comes just before a thread begins to wait does not wake it, so there may have to be several.
+            while not interrupted.is_set():
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                await asyncio.sleep(0.05)
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        thread.run(interrupt())
+    assert cancelled.wait(30)
+
+
+def test_a_call_that_the_end_of_the_loop_cancels_says_so(thread: LoopThread) -> None:
+    """An ``asyncio.CancelledError`` would end the caller's thread without a word."""
+    begun = threading.Event()
+    errors: list[BaseException] = []
+
+    async def wait_for_ever() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    def call() -> None:
+        try:
+            thread.run(wait_for_ever())
+        except BaseException as error:
+            errors.append(error)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    assert begun.wait(30)
+    thread.stop()
+    caller.join(30)
+    assert [NotRunning] == list(map(type, errors))
+
+
+def test_the_end_of_the_program_is_raised_where_the_call_was_made(thread: LoopThread) -> None:
+    """A hook that calls ``sys.exit`` means the program, not the thread of all clients."""
+
+    async def leave() -> None:
+        sys.exit(3)
+
+    async def answer() -> int:
+        return 42
+
+    with pytest.raises(SystemExit, match="3"):
+        thread.run(leave())
+    assert 42 == thread.run(answer())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_loop_that_has_ended_is_not_used_again(thread: LoopThread) -> None:
+    """Else all clients that are opened later would fail."""
+
+    async def answer() -> int:
+        return 42
+
+    thread.call_soon(sys.exit, 3)
+    thread._thread.join(30)
+    assert not thread.is_usable
+    with pytest.raises(NotRunning, match="has ended"):
+        thread.run(answer())
