@@ -70,9 +70,12 @@ class Caller:
         assert response.code == 0, response.remark
         return response.read(SendReply)
 
-    async def send_batch(self, topic: str, messages: Sequence[tuple[bytes, dict[str, str]]], **fields: Any) -> Response:
+    async def send_batch(
+        self, topic: str, messages: Sequence[tuple[bytes, dict[str, str]]], *, queue_id: int = 0, **fields: Any
+    ) -> Response:
         body = pack_messages((0, body, join(properties)) for body, properties in messages)
-        return await self.call(RequestCode.SEND_BATCH_MESSAGE, v2(topic, queue_id=0, batch=True, **fields), body)
+        header = v2(topic, queue_id=queue_id, batch=True, **fields)
+        return await self.call(RequestCode.SEND_BATCH_MESSAGE, header, body)
 
     async def send_back(self, group: str, log_offset: int, **fields: Any) -> Response:
         header = SendBack(group=group, log_offset=log_offset, **fields)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ternmq.broker.broker import Broker, every
+from ternmq.broker.broker import Broker
+from ternmq.broker.periodic import every
 from ternmq.broker.settings import own_ip
 from ternmq.errors import ConfigError, NetworkError, StoreLocked
 from ternmq.namesrv.config import NamesrvConfig

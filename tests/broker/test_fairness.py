@@ -89,12 +89,17 @@ async def test_a_message_of_a_small_group_passes_a_storm_in_one_turn(
     # A turn has time for one request of the storm. What goes ahead has as much as it needs, on the slowest machine.
     monkeypatch.setattr(lanes, "TURN_S", 0.0)
     monkeypatch.setattr(lanes, "AHEAD_S", 60.0)
-    turns: dict[tuple[str, str | None], int] = {}
-    run_jobs = Lanes._run_jobs
+    turn, turns = 0, dict[tuple[str, str | None], int]()
+    run_jobs, end_turn = Lanes._run_jobs, Lanes._end_turn
 
     def noted(self: Lanes, lane: Lane, box: Mailbox, *args: Any) -> None:
-        turns[lane.config.name, box.key] = self._turn
+        turns[lane.config.name, box.key] = turn
         run_jobs(self, lane, box, *args)
+
+    def counted(self: Lanes) -> None:
+        nonlocal turn
+        turn += 1
+        end_turn(self)
 
     async with serving(tmp_path) as broker, AsyncExitStack() as stack:
         for number in range(20):
@@ -116,6 +121,7 @@ async def test_a_message_of_a_small_group_passes_a_storm_in_one_turn(
         # Each of them has been answered: now all have asked again, and one is served in a turn.
         await asyncio.gather(*(caller.call(*way("storm", 0), timeout_ms=FAR_MS) for caller in storm))
         monkeypatch.setattr(Lanes, "_run_jobs", noted)
+        monkeypatch.setattr(Lanes, "_end_turn", counted)
         await producer.sent("urgent", b"second")
         await held
         await asyncio.gather(*raging)

@@ -24,6 +24,7 @@ from ternmq.wire.bodies.topics import DataVersion, TopicConfig, TopicTable
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.header import Reply, Request
 from ternmq.wire.requests_admin import DataVersionReply, RegisterBrokerReply
+from tests.net.address_servers import Listing, address_server
 
 IDENTITY = Identity(
     cluster_name="DefaultCluster",
@@ -266,3 +267,32 @@ async def test_a_route_over_all_brokers_is_found_through_a_name_server() -> None
     async with Registration([], own_identity, Topics()) as alone:
         assert await alone.settled() == 0
         assert await alone.find_route("TBW102") is None
+
+
+async def test_a_broker_follows_the_list_of_an_address_server() -> None:
+    """A6: it registers with those that are listed, and leaves the others."""
+    topics = Topics()
+    async with name_server() as (one, first), name_server() as (two, second), name_server() as (three, third):
+        with address_server(Listing(f"{first};{second}")) as listing:
+            async with Registration([listing.url], own_identity, topics, fetch_ms=20) as registration:
+                assert await registration.settled() == 2
+                listing.body = f"{second};{third}"
+                await known(three, "TBW102")
+                while one.registry.route("TBW102") is not None:
+                    await asyncio.sleep(0.001)
+                assert two.registry.route("TBW102") is not None
+                assert (second, third) == registration.name_servers
+                registration.topic_changed(topics.create("orders"))
+                await registration.published()
+                assert (None, True) == (one.registry.route("orders"), three.registry.route("orders") is not None)
+        assert two.registry.route("TBW102") is None
+
+
+async def test_a_broker_starts_without_its_address_server_and_finds_it_later() -> None:
+    """A6."""
+    async with name_server() as (one, first):
+        with address_server(Listing("", status=503)) as listing:
+            async with Registration([listing.url], own_identity, Topics()) as registration:
+                assert 0 == await registration.settled()
+                listing.body, listing.status = first, 200
+                await known(one, "TBW102")

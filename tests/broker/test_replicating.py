@@ -269,6 +269,14 @@ async def test_messages_are_refused_while_too_few_copies_keep_up(tmp_path: Path,
             await sender.sent("orders", b"1")
 
 
+async def test_nothing_can_be_pushed_to_a_slave(tmp_path: Path, names: str) -> None:
+    """N1, O1: it makes its connection, and takes none."""
+    async with slave(tmp_path / "two", names) as copy:
+        assert copy.replicating is not None
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", copy.replicating.port)
+
+
 async def test_a_slave_can_be_told_its_master_without_a_name_server(tmp_path: Path) -> None:
     """O1, O4: haMasterAddress; a TernMQ master says where its tables are."""
     async with broker(tmp_path / "one", "") as master, dialled(master.address) as sender:

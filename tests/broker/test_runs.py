@@ -24,6 +24,7 @@ from ternmq.broker.broker import Broker
 from ternmq.broker.flow import SEND
 from ternmq.broker.handlers.send import SendHandlers
 from ternmq.broker.services.intake import Intake
+from ternmq.broker.services.sending import Sending
 from ternmq.delay import hour_files, schedule_log, timer
 from ternmq.delay.runs import TimedRun, TimedRuns
 from ternmq.delay.schedule_log import POSITION
@@ -774,3 +775,29 @@ async def test_sends_of_clients_of_ipv6_are_parsed_once(
             answer = await one.feed(b"".join(plain(number) for number in range(8)))
     assert [0] * 8 == [each.code for each in FrameDecoder().feed(answer) if isinstance(each, Response)]
     assert is_parsed == parse.called
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_an_error_in_a_run_leaves_what_was_stored_before(tmp_path: Path, waits: bool) -> None:
+    """E1, C6: each request has one answer, also where those that were stored are answered later."""
+    first = [plain(number) for number in range(4)]
+    sends = [plain(number) for number in range(10, 13)]
+    for number in range(13, 16):
+        properties = f"UNIQ_KEY\x01K{number}\x02TIMER_DELAY_SEC\x01600\x02"
+        header = SendMessageV2(topic="orders", queue_id=0, producer_group="g", properties=properties)
+        sends.append(b"".join(encode_request(RequestCode.SEND_MESSAGE_V2, header, b"later", opaque=number)))
+    async with fed(tmp_path) as one:
+        for data in first:
+            await one.feed(data)
+        if waits:
+            slave_of(one)
+        before = one.store.written
+        with mock.patch.object(Sending, "_store_timed", side_effect=RuntimeError("the disk is gone")):
+            answers = await one.feed(b"".join(sends))
+        assert one.store.written > before
+        if waits:
+            keep_up(one, 0)
+            await one.settled()
+            answers += one.rest()
+        codes = sorted((each.opaque, each.code) for each in FrameDecoder().feed(answers))
+        assert [*((number, 0) for number in range(10, 13)), *((number, 1) for number in range(13, 16))] == codes

@@ -351,7 +351,7 @@ class Lone:
         self.asked = 0
 
     def __call__(self, caller: CallingPeer, request: Request[Any], fields: Fields, rule: Rule, /) -> None:
-        self.asked += request.code in frame.RUN_CODES
+        self.asked += request.code in frame.SEND_CODES
         caller.proved = fields.get(ACCESS_KEY, "")
 
 
@@ -439,7 +439,7 @@ async def test_a_send_of_a_run_is_what_it_would_be_alone() -> None:
     SHOP.sign(fields, b"hi")
     short = b"".join(encode_request(RequestCode.SEND_MESSAGE_V2, None, b"hi", opaque=7, more_fields=fields))
     secret = Secret("secret-of-the-shop")
-    for code in frame.RUN_CODES:
+    for code in frame.SEND_CODES:
         decoder.learn(code, Admitted({ACCESS_KEY: "shop-key"}, secret))
     data = sends_of(3) + short
     alone = decoder.feed(data)

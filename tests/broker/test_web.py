@@ -161,6 +161,23 @@ async def test_probes_tell_role_and_trouble(tmp_path: Path, names: str) -> None:
         assert [b"1"] == await site.bodies("/topics/orders/queues/0/messages?offset=0")
 
 
+async def test_with_access_control_probes_name_no_machines(tmp_path: Path) -> None:
+    """R5, N1: why a slave does not follow is in its log."""
+    port, nowhere = free_port(), free_port()
+    acl_in(tmp_path / "conf")
+    follows: dict[str, Any] = {
+        "haMasterAddress": f"127.0.0.1:{nowhere}",
+        "aclEnable": True,
+        "aclPath": tmp_path / "conf",
+    }
+    async with slave(tmp_path / "two", "", httpPort=port, **follows) as copy:
+        replicating = copy.replicating
+        assert replicating is not None
+        await until(lambda: replicating.slave is not None and replicating.slave.trouble)
+        answer = await Site(port).get("/readyz")
+    assert (503, "this slave does not follow its master; see its log\n") == answer
+
+
 def _has_role(roles: Roles, role: Role) -> bool:
     return roles.role is role
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ternmq.env import WorkClock
 from ternmq.net.lanes import AHEAD_S, SLICE_REQUESTS, SLOW_REQUESTS, TURN_S, LaneConfig, Lanes
 
 
@@ -32,7 +33,7 @@ class Log:
 
 
 async def lanes_at(clock: list[float], *configs: LaneConfig) -> Lanes:
-    return Lanes(configs, lambda: clock[0])
+    return Lanes(configs, WorkClock(lambda: clock[0], lambda: clock[0]))
 
 
 async def test_jobs_of_one_lane_run_in_order_of_arrival() -> None:
@@ -191,6 +192,52 @@ async def test_a_held_request_that_was_woken_before_the_storm_goes_ahead_as_well
         lanes.run()
 
     assert ["send", "held"] == small.ran
+
+
+async def test_a_group_goes_ahead_beside_a_storm_that_pulls_and_confirms() -> None:
+    """R4: the storm's other lane had used less time, so it was next, and the small group waited for a turn of it."""
+    clock = [0.0]
+    storm, small = Log(clock, cost_s=TURN_S / 4), Log(clock)
+    lanes = await piled_up(clock, storm)
+    for _ in range(100):
+        lanes.submit(lanes["send"], storm, "ack", clock[0], key="storm")
+    lanes.run()
+    await asyncio.sleep(0)
+    lanes["send"].used = 0.0
+
+    done = len(storm.ran)
+    lanes.submit(lanes["pull"], small, "pull", clock[0], key="small")
+    lanes.run()
+
+    assert (["pull"], done) == (small.ran, len(storm.ran)), "and no acks of a group whose pulls had this turn"
+
+
+async def test_a_group_does_not_pay_for_time_in_which_the_loop_lost_the_processor() -> None:
+    """R4: it was charged with the time on the wall, and the storm went first until it had used as much."""
+    wall, cpu = [0.0], [0.0]
+    lanes = Lanes([LaneConfig("pull")], WorkClock(lambda: wall[0], lambda: cpu[0]))
+    ran: list[str] = []
+
+    class Group(Log):
+        def __init__(self, name: str, *, lost_s: float = 0.0) -> None:
+            super().__init__(wall)
+            self._name, self._lost_s = name, lost_s
+
+        def run(self, request: Any) -> None:
+            del request
+            ran.append(self._name)
+            cpu[0] += TURN_S / 4
+            wall[0] += TURN_S / 4 + self._lost_s
+
+    storm, small = Group("storm"), Group("small", lost_s=100 * TURN_S)
+    for _ in range(100):
+        lanes.submit(lanes["pull"], storm, "pull", 0.0, key="storm")
+    lanes.run()
+    for _ in range(3):
+        lanes.submit(lanes["pull"], small, "pull", 0.0, key="small")
+        await asyncio.sleep(0)
+
+    assert 3 == ran.count("small")
 
 
 async def test_what_goes_ahead_is_bounded_in_each_turn() -> None:

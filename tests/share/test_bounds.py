@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -14,23 +15,7 @@ from ternmq.share.keys import key_of
 from ternmq.share.take import UNSEEN_MAX
 from ternmq.wire.properties import join
 from ternmq.wire.requests_share import is_consumer
-from tests.share.world import Options, World
-
-Make = Callable[[Options], World]
-
-
-@pytest.fixture
-def make() -> Iterator[Make]:
-    """Worlds that end with the test."""
-    worlds: list[World] = []
-
-    def make(options: Options) -> World:
-        worlds.append(World(options))
-        return worlds[-1]
-
-    yield make
-    for world in worlds:
-        world.end()
+from tests.share.world import Make, Options
 
 
 def test_the_name_of_a_consumer_is_limited_in_bytes(make: Make) -> None:
@@ -89,3 +74,43 @@ def test_a_pull_that_waits_for_a_slow_holder_writes_nothing(make: Make) -> None:
     for _ in range(5):
         assert [] == world.pull("bob", order=True)
     assert before == world.store.max_offset(names.SHARE_TOPIC, 0)
+
+
+def test_a_pull_looks_at_no_more_queues_than_it_takes_from(make: Make) -> None:
+    """R4: each pull looked at all queues of the topic, to count what it left there."""
+    world = make(Options(queues=40))
+    for number in range(80):
+        world.send(b"%d" % number, queue_id=number % 40)
+    world.pull("ann", count_max=1)
+    looks: list[int] = []
+    max_offset = world.store.max_offset
+
+    class Looking:
+        def max_offset(self, topic: str, queue_id: int) -> int:
+            looks.append(queue_id)
+            return max_offset(topic, queue_id)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(world.store, name)
+
+    world.master.taker._store = Looking()
+    taken = [message.queue_id for message in world.pull("bob", count_max=6)]
+    assert [1, 2, 3] == sorted(set(taken)), "from where the last pull ended"
+    assert len(looks) <= 4
+
+    # Whichever queue is the fullest, no queue waits for it.
+    for _ in range(1_000):
+        world.send(b"more", queue_id=4)
+    later = [message.queue_id for number in range(36) for message in world.pull(f"worker-{number}", count_max=2)]
+    assert set(later) == {*range(4, 40)}
+
+
+def test_pulls_take_the_same_from_all_queues(make: Make) -> None:
+    """R1: a pull that got most of what it has from one queue left little room for the next; always the same ones."""
+    world = make(Options(queues=4, log_file_bytes=1 << 22, queue_file_bytes=20 * 10_000))
+    for number in range(12_000):
+        world.send(b"x", queue_id=number % 4)
+    taken = Counter(
+        message.queue_id for number in range(8) for message in world.pull(f"worker-{number}", count_max=1_000)
+    )
+    assert dict.fromkeys(range(4), 2000) == taken

@@ -4,7 +4,6 @@ of the loop (R1, R3, R4)."""
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -13,24 +12,9 @@ from ternmq.errors import BrokerRefused, InvalidParameter, SystemBusy
 from ternmq.share.members import Lives
 from ternmq.share.take import SCANS_MAX
 from ternmq.wire.requests_share import COUNT_MAX
-from tests.share.world import GROUP, TOPIC, Options, World
+from tests.share.world import GROUP, TOPIC, Make, Options
 
-Make = Callable[[Options], World]
 LARGEST = 2**63 - 1
-
-
-@pytest.fixture
-def make() -> Iterator[Make]:
-    """Worlds that end with the test."""
-    worlds: list[World] = []
-
-    def make(options: Options) -> World:
-        worlds.append(World(options))
-        return worlds[-1]
-
-    yield make
-    for world in worlds:
-        world.end()
 
 
 def test_numbers_at_the_edges_are_refused_or_mean_nothing(make: Make) -> None:

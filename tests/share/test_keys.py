@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -14,24 +14,9 @@ from ternmq.share.actions import LOST
 from ternmq.share.keys import KEYS_BYTES_MAX, KEYS_MAX, key_of
 from ternmq.store.read.query import GetResult
 from ternmq.wire.record import peek_properties, unpack_place
-from tests.share.world import GROUP, TOPIC, InHand, Options, World
+from tests.share.world import GROUP, TOPIC, InHand, Make, Options, World
 
-Make = Callable[[Options], World]
 PLACE = (GROUP, TOPIC)
-
-
-@pytest.fixture
-def make() -> Iterator[Make]:
-    """Worlds that end with the test."""
-    worlds: list[World] = []
-
-    def make(options: Options) -> World:
-        worlds.append(World(options))
-        return worlds[-1]
-
-    yield make
-    for world in worlds:
-        world.end()
 
 
 class CountingStore:

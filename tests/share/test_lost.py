@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-
 import pytest
 
 from ternmq import names
@@ -11,23 +9,7 @@ from ternmq.broker.config import READ
 from ternmq.broker.services.sharing import SharePullOutcome
 from ternmq.errors import NoPermission, RecordRefused
 from ternmq.wire.requests_share import SharePull
-from tests.share.world import GROUP, RETRY_TOPIC, TOPIC, InHand, Options, World
-
-Make = Callable[[Options], World]
-
-
-@pytest.fixture
-def make() -> Iterator[Make]:
-    """Worlds that end with the test."""
-    worlds: list[World] = []
-
-    def make(options: Options) -> World:
-        worlds.append(World(options))
-        return worlds[-1]
-
-    yield make
-    for world in worlds:
-        world.end()
+from tests.share.world import GROUP, RETRY_TOPIC, TOPIC, InHand, Make, Options, World
 
 
 def retried(world: World) -> list[bytes]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from ternmq import names
 from ternmq.broker.config import BrokerConfig
@@ -272,3 +272,7 @@ class World:
             for member in self.sharing.members(GROUP)[0]
             if member.topic == TOPIC
         }
+
+
+#: A world with these options; it ends with its test (``conftest``).
+Make: TypeAlias = Callable[[Options], World]

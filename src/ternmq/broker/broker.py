@@ -28,6 +28,9 @@ from ternmq.broker.config import BrokerConfig
 from ternmq.broker.handlers.handlers import Handlers
 from ternmq.broker.handlers.promotion import PromotionHandlers
 from ternmq.broker.handlers.raft import RaftHandlers
+from ternmq.broker.hooks import ConsumptionHook, ConsumptionHooks, make_hooks
+from ternmq.broker.periodic import every, sample
+from ternmq.broker.ports import listen_http, listen_vip
 from ternmq.broker.promotion import Promotion
 from ternmq.broker.raft_group import RaftGroup
 from ternmq.broker.raft_reads import RaftReads
@@ -40,7 +43,6 @@ from ternmq.broker.services.polls import PollKind, Polls
 from ternmq.broker.services.services import Services
 from ternmq.broker.settings import FIXED, own_ip, with_room_for
 from ternmq.broker.tables.filters import SAVE_S as FILTERS_SAVE_S
-from ternmq.broker.tables.stats import Stats
 from ternmq.broker.tables.tables import Tables
 from ternmq.broker.tables.topics import Topics
 from ternmq.config import rocketmq_name
@@ -49,7 +51,7 @@ from ternmq.delay.rocketmq_timer import unpack_check_point
 from ternmq.delay.schedule_log import DIRECTORY as SCHEDULE_DIRECTORY
 from ternmq.delay.schedule_log import ScheduleLog
 from ternmq.env import Env
-from ternmq.errors import ConfigError, NetworkError, NotMaster, RestartNeeded
+from ternmq.errors import ConfigError, NotMaster, RestartNeeded
 from ternmq.files import RETRY_S as FILES_RETRY_S
 from ternmq.files import SYSTEM_FILES, Chores, Files, HeldBack, TableFiles, do_now
 from ternmq.net.endpoint import bind
@@ -74,25 +76,10 @@ from ternmq.tasks import Tasks
 from ternmq.wire.auth import Credentials
 from ternmq.wire.bodies.routes import BrokerData
 from ternmq.wire.bodies.topics import TopicConfig
-from ternmq.wire.codes import RequestCode
 from ternmq.wire.record import pack_host
 
 log = logging.getLogger(__name__)
 
-#: The «VIP» port, for clients that do not want to wait behind pulls, is that many below the main one.
-VIP_PORT_STEP: Final = 2
-#: What it does not serve: calls that may wait long.
-NOT_ON_VIP: Final = frozenset(
-    {
-        RequestCode.PULL_MESSAGE,
-        RequestCode.LITE_PULL_MESSAGE,
-        RequestCode.POP_MESSAGE,
-        RequestCode.PEEK_MESSAGE,
-        RequestCode.NOTIFICATION,
-        RequestCode.POLLING_INFO,
-        RequestCode.SHARE_PULL,
-    }
-)
 CLIENT_SCAN_S: Final = 10.0
 SAMPLE_S: Final = 1.0
 
@@ -124,12 +111,16 @@ class Broker:
         origins: Mapping[str, str] | None = None,
         disk: Disk | None = None,
         files: Files = SYSTEM_FILES,
+        hooks: Sequence[ConsumptionHook] = (),
     ) -> None:
         """``replication`` says whether this is a master or a slave; without it, a master that waits for no slave.
         ``raft`` makes it a member of a group that elects its master.
 
         ``gate`` admits requests, instead of the access control that the config asks for. Calls to name servers and to
         the master are signed with ``credentials``.
+
+        ``hooks`` hear what goes out to groups, and those that ``consumeHooks`` names, which raises ``ConfigError`` if
+        one cannot be made.
 
         ``on_progress`` is told, on another thread, how far the recovery of the store is: bytes done, and all.
         ``origins`` says where settings were given, for tools (``Settings.origins``).
@@ -150,6 +141,7 @@ class Broker:
                 "remove brokerRole"
             )
         self._env = env or Env()
+        self._hooks = ConsumptionHooks([*hooks, *make_hooks(config.hook_names)], self._env.clock)
         self._gate = gate
         self._credentials = credentials
         self._on_progress = on_progress
@@ -276,7 +268,13 @@ class Broker:
             # What was read of the settings until here cannot be changed at run time.
             config, self._store_config = with_changes(changes, config, self._store_config)
             config = self.config = with_room_for(config, self._store_config)
-            tables = Tables.load(config, env.clock, table_file, delay_levels=len(self._store_config.delay_levels_ms))
+            tables = Tables.load(
+                config,
+                env.clock,
+                table_file,
+                delay_levels=len(self._store_config.delay_levels_ms),
+                hooks=self._hooks,
+            )
             # The lock is the store's from now on.
             undo.pop_all()
 
@@ -284,10 +282,7 @@ class Broker:
         def max_offset(topic: str, queue_id: int) -> int:
             return store.max_offset(topic, queue_id)
 
-        # Requests come by the loop's time: a clock that is moved by hand is another one.
-        monotonic = env.clock.monotonic
-        is_loops = abs(monotonic() - asyncio.get_running_loop().time()) < 1
-        lanes = Lanes(flow.lanes(config), monotonic if is_loops else None)
+        lanes = Lanes(flow.lanes(config))
         polls = Polls(config, max_offset=max_offset, run_lanes=lanes.run)
         lanes.wake_held = polls.resume_few
 
@@ -524,7 +519,7 @@ class Broker:
         for seconds, work in periodic:
             tasks.create_task(every(seconds, work))
         await server.serve(bound)
-        await self._listen_vip(server)
+        await listen_vip(server, config)
         if group is not None:
             # The numbers of changes that the tables have (``Included``), before there are more.
             await table_file.settle()
@@ -543,7 +538,20 @@ class Broker:
             )
             await stack.enter_async_context(running)
         if config.http_port:
-            await self._listen_http(stack, tasks, server, store, tables, services, roles, replicating, control)
+            http = await listen_http(
+                tasks,
+                config=lambda: self.config,
+                store=store,
+                tables=tables,
+                services=services,
+                server=server,
+                roles=roles,
+                replicating=replicating,
+                group=group,
+                control=control,
+                clock=env.clock,
+            )
+            stack.callback(http.close)
         await stack.enter_async_context(registration)
         if group is not None:
             # First of all at the end: clients find another master before this one is gone.
@@ -637,91 +645,12 @@ class Broker:
             topics.body,
             period_ms=config.register_name_server_period,
             timeout_ms=config.register_broker_timeout_mills,
+            fetch_ms=config.fetch_namesrv_addr_interval,
             on_master=replicating.registered,
             may_register=may_register,
             credentials=self._credentials,
             tls=config.client_tls(),
         )
-
-    async def _listen_vip(self, server: Server) -> None:
-        port = self.config.listen_port - VIP_PORT_STEP
-        if port <= 0:
-            return
-        try:
-            await server.listen(self.config.bind_address, port, without=NOT_ON_VIP)
-        except (NetworkError, ConfigError) as error:
-            log.warning(
-                "cannot open the VIP port %d: %s; only clients with vipChannelEnabled (off since 4.9) need it",
-                port,
-                error,
-            )
-
-    async def _listen_http(
-        self,
-        stack: AsyncExitStack,
-        tasks: Tasks,
-        server: Server,
-        store: MessageStore,
-        tables: Tables,
-        services: Services,
-        roles: Roles,
-        replicating: Replicating,
-        control: AccessControl,
-    ) -> None:
-        """Messages, probes and metrics over HTTP (R5, T4)."""
-        try:
-            # Only here: h11 and prometheus-client are an extra.
-            from ternmq.broker.metrics import BrokerMetrics
-            from ternmq.broker.web import Web
-            from ternmq.net.http import HttpServer
-        except ImportError:
-            raise ConfigError("httpPort needs more packages: `pip install ternmq[http]`, or set it to 0") from None
-        web = Web(
-            store=store,
-            reading=services.reading,
-            positions=services.positions,
-            topics=services.access,
-            roles=roles,
-            replicating=replicating,
-            gate=control.gate,
-            metrics=BrokerMetrics(
-                config=lambda: self.config,
-                store=store,
-                tables=tables,
-                quotas=services.quotas,
-                server=server,
-                roles=roles,
-                sharing=services.sharing,
-                ha_status=self.group.ha_status if self.group is not None else replicating.ha_status,
-                clock=self._env.clock,
-                tasks=tasks,
-            ),
-            group_trouble=self.group.why_absent if self.group is not None else None,
-        )
-        http = HttpServer(web.answer, tasks)
-        bound = bind(self.config.bind_address, self.config.http_port)
-        await http.listen(bound, control.tls)
-        stack.callback(http.close)
-        log.info("messages are served over HTTP on port %d", self.config.http_port)
-
-
-async def sample(stats: Stats) -> None:
-    """Note the totals of this moment, in slices: clients have their turn between them."""
-    stats.sample()
-    for _ in iter(stats.mark_more, False):
-        await asyncio.sleep(0)
-
-
-async def every(seconds: float | Callable[[], float], work: Callable[[], Awaitable[None] | None]) -> None:
-    """Do something again and again; one failure is logged and does not end it."""
-    while True:
-        await asyncio.sleep(seconds() if callable(seconds) else seconds)
-        try:
-            later = work()
-            if later is not None:
-                await later
-        except Exception:
-            log.exception("a background task failed; retrying")
 
 
 def _at_once(call: Callable[[], None]) -> Callable[[], Awaitable[None]]:

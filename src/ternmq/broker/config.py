@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ternmq.auth.config import UserAccessConfig
-from ternmq.config import rocketmq_name
+from ternmq.config import check_factories, rocketmq_name
 from ternmq.errors import ConfigError
 from ternmq.wire.bodies.clients import RequestMode
 
@@ -49,7 +49,8 @@ class BrokerConfig(UserAccessConfig):
     listen_port: int = 10911
     #: Messages and probes over HTTP (R5); 0: off. Needs ``pip install ternmq[http]``.
     http_port: int = 0
-    #: ``host:port;host:port``. Empty: a broker on its own, ready at once.
+    #: ``host:port;host:port``, or the URL of an address server that lists them. Empty: a broker on its own, ready at
+    #: once.
     namesrv_addr: str = ""
 
     # --- Topics and groups (D1, D2) ---------------------------------------------------------------------------
@@ -68,8 +69,10 @@ class BrokerConfig(UserAccessConfig):
     trace_topic_enable: bool = False
     msg_trace_topic_name: str = "RMQ_SYS_TRACE_TOPIC"
 
-    # --- Consumers (D3, D4, F8) -------------------------------------------------------------------------------
+    # --- Consumers (D3, D4, E8, F8) ---------------------------------------------------------------------------
 
+    #: Objects that hear what goes out to groups: ``module:factory``, separated by commas (``broker.hooks``).
+    consume_hooks: str = ""
     notify_consumer_ids_changed_enable: bool = True
     #: A client that has sent no heartbeat for this long is forgotten.
     channel_expired_timeout: int = 120_000
@@ -188,6 +191,8 @@ class BrokerConfig(UserAccessConfig):
     #: 10 to 60 s. Name servers forget a broker after 120 s.
     register_name_server_period: int = 30_000
     register_broker_timeout_mills: int = 24_000
+    #: How often the address server is asked (A6). RocketMQ 5 asks every 10 s, 4.9 and clients every 2 minutes.
+    fetch_namesrv_addr_interval: int = 120_000
 
     # --- Lanes (B3, M1): how much may queue, and for how long, before senders are told SYSTEM_BUSY ------------
 
@@ -223,6 +228,7 @@ class BrokerConfig(UserAccessConfig):
                 f"invalid regionId {self.region_id[:_REGION_BYTES_MAX]!r}: it is part of each message; expected plain "
                 f"text of at most {_REGION_BYTES_MAX} bytes"
             )
+        check_factories("consumeHooks", self.consume_hooks)
         _check("listenPort", self.listen_port, 0, 65_535)
         _check("httpPort", self.http_port, 0, 65_535)
         _check("brokerId", self.broker_id, 0, 2**31 - 1)
@@ -263,6 +269,7 @@ class BrokerConfig(UserAccessConfig):
             "short_polling_time_mills",
             "register_broker_timeout_mills",
             "filter_data_clean_time_span",
+            "fetch_namesrv_addr_interval",
         ):
             _check(rocketmq_name(name), getattr(self, name), 1, 365 * 24 * 3_600_000)
         for name in (
@@ -285,6 +292,10 @@ class BrokerConfig(UserAccessConfig):
             _check(rocketmq_name(name), getattr(self, name), 1, 100_000_000)
         _check("popCkMaxBufferSize", self.pop_ck_max_buffer_size, 0, 100_000_000)
         _check("defaultPopShareQueueNum", self.default_pop_share_queue_num, -1_000_000, 1_000_000)
+
+    @property
+    def hook_names(self) -> list[str]:
+        return check_factories("consumeHooks", self.consume_hooks)
 
     @property
     def name_servers(self) -> tuple[str, ...]:

@@ -131,7 +131,7 @@ class BrokerMetrics:
 
         await self._read_lags(reading, group_labels)
         await self._read_clients(reading)
-        self._read_quotas(reading)
+        await self._read_quotas(reading)
         self._read_server(reading)
         self._read_store(reading)
         self._read_replicas(reading)
@@ -146,15 +146,15 @@ class BrokerMetrics:
         lags = await self._with_times(lags)
         now_ms, end = self._clock.now_ms(), self._store.dispatched
         reading.gauge("rocketmq_consumer_lag_messages", "Messages behind the committed offset.", labels)
-        for lag in lags:
+        async for lag in reading.slices(lags):
             reading.row(_of_group(lag.topic, lag.group), lag.messages)
         reading.gauge("rocketmq_consumer_lag_latency", "Age in ms of the oldest message not consumed.", labels)
-        for lag in lags:
+        async for lag in reading.slices(lags):
             if not lag.messages or lag.stored_ms >= 0:
                 age_ms = max(now_ms - lag.stored_ms, 0) if lag.messages else 0
                 reading.row(_of_group(lag.topic, lag.group), age_ms)
         reading.gauge("ternmq_consumer_lag_bytes", "Bytes of the log since the oldest message not consumed.", labels)
-        for lag in lags:
+        async for lag in reading.slices(lags):
             reading.row(_of_group(lag.topic, lag.group), max(end - lag.log_offset, 0) if lag.log_offset >= 0 else 0)
 
     def _lag(self, topic: str, group: str, offsets: Mapping[int, int]) -> _Lag:
@@ -186,18 +186,18 @@ class BrokerMetrics:
             for lag in lags
         ]
 
-    def _read_quotas(self, reading: Exposition) -> None:
+    async def _read_quotas(self, reading: Exposition) -> None:
         labels = ("kind", "name", "unit")
         tables = (("topic", self._quotas.topics), ("group", self._quotas.groups))
         reading.gauge("ternmq_quota", "What may pass in a second.", labels)
         for kind, table in tables:
-            for name, quota in sorted(table.items()):
+            async for name, quota in reading.slices(sorted(table.items())):
                 for unit, rate in (("messages", quota.messages), ("bytes", quota.bytes)):
                     if rate is not None:
                         reading.row((kind, name, unit), rate)
         reading.counter("ternmq_quota_exceeded", "Requests that were refused or had to wait.", ("kind", "name"))
         for kind, table in tables:
-            for name, quota in sorted(table.items()):
+            async for name, quota in reading.slices(sorted(table.items())):
                 reading.row((kind, name), quota.refused)
 
     async def _read_clients(self, reading: Exposition) -> None:

@@ -24,6 +24,7 @@ from typing import Final
 from ternmq.broker.config import BrokerConfig
 from ternmq.broker.raft_deletions import delete_on_leader
 from ternmq.broker.raft_reads import not_leading
+from ternmq.broker.raft_views import broker_status_of, ha_status_of, runtime_of
 from ternmq.broker.roles import Role, Roles, Term
 from ternmq.broker.tables.included import Included
 from ternmq.env import Env
@@ -52,8 +53,8 @@ from ternmq.tasks import Tasks
 from ternmq.wire.bodies.codec import decode
 from ternmq.wire.bodies.dledger import ENTRY_BYTES_MAX
 from ternmq.wire.bodies.raft import DeletedTopicsBody, QueueNumbers, RaftStatus
-from ternmq.wire.bodies.replication import BrokerStatus, FollowedMaster, SlaveLine
-from ternmq.wire.bodies.stats import HaClient, HaConnection, HaStatus
+from ternmq.wire.bodies.replication import BrokerStatus
+from ternmq.wire.bodies.stats import HaStatus
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.layouts.raft_entry import ENTRY_HEADER_BYTES
 
@@ -273,10 +274,13 @@ class RaftGroup:
                 yield node
 
     async def hand_over(self) -> None:
-        """Before this broker stops: let another member lead, so that clients wait no longer than for an election."""
+        """Before this broker stops: let another member lead, and wait until it does. The vote of this one counts: the
+        third may be away, or slow."""
         if self._node is not None and self._node.is_leader and len(self._node.core.members.voters) > 1:
             try:
-                if not await self._node.transfer():
+                if await self._node.transfer():
+                    await self.settled(self.config.election_ms / 1000)
+                else:
                     log.warning("no other member took the leadership over; the others elect a leader by themselves")
             except BrokerRefused as error:
                 log.warning("the leadership is not handed over: %s", error)
@@ -356,86 +360,14 @@ class RaftGroup:
         return self.node.status()
 
     def runtime(self) -> dict[str, str]:
-        """This member among the figures of the broker (``mqadmin brokerStatus``); RocketMQ has no such keys."""
-        status, store = self.status(), self.node.store
-        lags = [each.lag_bytes for each in status.members if each.id != status.id and each.lag_bytes >= 0]
-        return {
-            "raftRole": status.role,
-            "raftTerm": str(status.term),
-            "raftLeader": status.leader,
-            "raftHasLease": str(status.has_lease).lower(),
-            "raftLastIndex": str(status.last_index),
-            "raftCommitIndex": str(status.commit_index),
-            # What waits for a majority; and as leader, what the slowest member lacks.
-            "raftCommitLag": str(status.last_index - status.commit_index),
-            "raftCommitLagBytes": str(store.written - self.node.committed.value),
-            "raftFollowerLagBytes": str(max(lags, default=-1)),
-            "raftTrouble": status.trouble,
-        }
+        return runtime_of(self.node)
 
     def ha_status(self) -> HaStatus:
-        """The group as ``mqadmin haStatus`` shows slaves."""
-        status = self.status()
-        end = self.log.end
-        if status.role != RaftRole.LEADER.value:
-            leader = next((each.address for each in status.members if each.id == status.leader), "")
-            client = HaClient(master_addr=leader, max_offset=end, is_activated=bool(leader))
-            return HaStatus(master=False, ha_client_runtime_info=client)
-        others = [each for each in status.members if each.id != status.id]
-        return HaStatus(
-            master=True,
-            master_commit_log_max_offset=end,
-            in_sync_slave_nums=sum(each.is_linked for each in others),
-            ha_client_runtime_info=HaClient(),
-            ha_connection_info=[
-                HaConnection(
-                    addr=each.address,
-                    slave_ack_offset=end - each.lag_bytes,
-                    diff=each.lag_bytes,
-                    in_sync=each.is_linked,
-                    transferred_byte_in_second=0,
-                    transfer_from_where=end - each.lag_bytes,
-                )
-                for each in others
-            ],
-        )
+        return ha_status_of(self.node)
 
     def broker_status(self) -> BrokerStatus:
-        """This member as ``tern broker status`` shows masters and slaves; the epoch is the term."""
-        status, node = self.status(), self.node
-        is_leader = status.role == RaftRole.LEADER.value
-        end = self.log.end
-        return BrokerStatus(
-            cluster=self._broker.broker_cluster_name,
-            broker=self._broker.broker_name,
-            broker_id=self._roles.broker_id if self._roles is not None else self.config.me.broker_id,
-            address=node.links.hello.address,
-            role=f"RAFT_{status.role.upper()}",
-            epoch=status.term,
-            log_begin=self.log.begin,
-            log_end=end,
-            messages=sum(node.store.max_offset(*queue) for queue in node.store.queues()),
-            stored_ms=self.log.store_time_ms,
-            slaves=[
-                SlaveLine(
-                    address=each.address,
-                    broker_id=int(each.id[1:]) + 1,
-                    state="following" if each.is_linked else "away",
-                    acked=end - each.lag_bytes,
-                    lag_bytes=each.lag_bytes,
-                    in_sync=each.is_linked,
-                )
-                for each in status.members
-                if is_leader and each.id != status.id
-            ],
-            master=None
-            if is_leader
-            else FollowedMaster(
-                address=next((each.address for each in status.members if each.id == status.leader), ""),
-                state="following" if status.leader else "waiting for a leader",
-                trouble=status.trouble,
-            ),
-        )
+        broker_id = self._roles.broker_id if self._roles is not None else self.config.me.broker_id
+        return broker_status_of(self.node, self._broker, broker_id)
 
     async def delete_on_leader(self, topic: str) -> None:
         """As follower: have the leader delete a topic. Raises ``BrokerRefused``."""

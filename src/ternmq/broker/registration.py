@@ -12,6 +12,8 @@ Name servers share nothing, so each gets a task of its own that holds one connec
   server has another version of it.
 - Any failure drops the connection, so that what a name server knows is never guessed. It comes back with short
   pauses: a name server that returns has this broker within a second. Trouble is logged when it begins and when it ends.
+- If the name servers come from an HTTP address server (``net.address_server``), those that it lists no more are told
+  that this broker leaves them.
 
 On leaving the block every name server is told (UNREGISTER_BROKER), so clients do not run into a closed port.
 """
@@ -29,7 +31,8 @@ from typing import Final, Self
 import msgspec
 
 from ternmq.broker.config import READ, WRITE
-from ternmq.errors import NetworkError, TernError, refused
+from ternmq.errors import ConfigError, NetworkError, TernError, refused
+from ternmq.net.address_server import INTERVAL_MS, AddressServer, is_url
 from ternmq.net.dial import connect
 from ternmq.net.endpoint import split_address
 from ternmq.net.lanes import LaneConfig, Lanes
@@ -84,7 +87,8 @@ class Registration:
     ``topics`` gives the whole table of the moment; call ``topic_changed`` with each change of it. ``identity`` gives
     the identity of the moment; call ``identity_changed`` when it has changed. ``may_register`` is told, before each
     registration and in each period, which brokers of this name a name server knows; it raises ``TernError`` if this
-    broker is not to be registered now. Raises ``ConfigError`` for a name server that is no ``host:port``.
+    broker is not to be registered now. ``name_servers`` may be the URL of an address server, which is asked every
+    ``fetch_ms``. Raises ``ConfigError`` for a name server that is no ``host:port``.
     """
 
     def __init__(
@@ -95,13 +99,21 @@ class Registration:
         *,
         period_ms: int = 30_000,
         timeout_ms: int = 24_000,
+        fetch_ms: int = INTERVAL_MS,
         on_master: Callable[[RegisterBrokerReply], None] | None = None,
         may_register: Callable[[BrokerData | None], Awaitable[None]] | None = None,
         credentials: Credentials | None = None,
         tls: TlsConfig | None = None,
     ) -> None:
+        self._address_server: AddressServer | None = None
+        if any(map(is_url, name_servers)):
+            if len(name_servers) > 1:
+                raise ConfigError("invalid namesrvAddr: the URL of an address server must stand alone")
+            self._address_server = AddressServer(name_servers[0], self._listed)
+            name_servers = ()
         for address in name_servers:
             split_address(address)
+        self._fetch_ms = fetch_ms
         self._identity = identity
         self._topics = topics
         self.apply(period_ms=period_ms, timeout_ms=timeout_ms)
@@ -111,6 +123,7 @@ class Registration:
         self._tls = tls
         self._links = [_Link(address) for address in dict.fromkeys(name_servers)]
         self._tasks = Tasks()
+        self._lanes = Lanes([LaneConfig("client")])
 
     def apply(self, *, period_ms: int, timeout_ms: int) -> None:
         """Set how often the name servers are asked, and how long they may take; from the next call on."""
@@ -118,9 +131,10 @@ class Registration:
         self._timeout_ms = timeout_ms
 
     async def __aenter__(self) -> Self:
-        lanes = Lanes([LaneConfig("client")])
         for link in self._links:
-            self._tasks.create_task(self._keep(link, lanes), name=f"registration with {link.address}")
+            self._start(link)
+        if self._address_server is not None:
+            self._tasks.create_task(self._address_server.keep(self._fetch_ms), name="address server")
         return self
 
     async def __aexit__(
@@ -131,9 +145,16 @@ class Registration:
 
     async def settled(self) -> int:
         """Wait until each name server has been tried once; returns how many know this broker now."""
+        if self._address_server is not None:
+            await self._address_server.tried.wait()
         for link in self._links:
             await link.tried.wait()
         return self.registered
+
+    @property
+    def name_servers(self) -> tuple[str, ...]:
+        """The name servers of the moment."""
+        return tuple(link.address for link in self._links)
 
     async def published(self) -> None:
         """Wait until the name servers that answer know all topics of this moment; not for long, if one is slow."""
@@ -193,14 +214,35 @@ class Registration:
 
     # --- One name server ---------------------------------------------------------------------------------------
 
-    async def _keep(self, link: _Link, lanes: Lanes) -> None:
+    def _listed(self, addresses: tuple[str, ...]) -> None:
+        """The address server has another list."""
+        gone = [link for link in self._links if link.address not in addresses]
+        known = {link.address: link for link in self._links}
+        self._links = [known.get(address) or _Link(address) for address in addresses]
+        for link in gone:
+            self._tasks.create_task(self._leave(link), name=f"leaving {link.address}")
+        for link in self._links:
+            if link.address not in known:
+                self._start(link)
+
+    def _start(self, link: _Link) -> None:
+        link.task = self._tasks.create_task(self._keep(link), name=f"registration with {link.address}")
+
+    async def _leave(self, link: _Link) -> None:
+        await self._unregister(link)
+        if link.task is not None:
+            link.task.cancel()
+        link.tried.set()
+        link.told.set()
+
+    async def _keep(self, link: _Link) -> None:
         pause_s = RETRY_FIRST_S
         while True:
             try:
                 peer = await connect(
                     link.address,
                     routes={},
-                    lanes=lanes,
+                    lanes=self._lanes,
                     tasks=self._tasks,
                     on_close=lambda _: link.wake.set(),
                     credentials=self._credentials,
@@ -331,6 +373,7 @@ class _Link:
         self.address = address
         #: The connection over which this broker is registered.
         self.peer: Peer | None = None
+        self.task: asyncio.Task[None] | None = None
         self.trouble = False
         self.tried = asyncio.Event()
         #: Set when a topic changed or the connection closed.

@@ -11,6 +11,7 @@ from typing import Final
 from ternmq.auth.config import SECURITY
 from ternmq.broker.config import BrokerConfig
 from ternmq.errors import ConfigError
+from ternmq.net.address_server import host_of, is_url
 from ternmq.net.endpoint import outward_ip, split_address
 from ternmq.store.config import StoreConfig
 from ternmq.wire.frame import FRAME_BYTES_LIMIT
@@ -29,6 +30,8 @@ FIXED: Final = (
     "listen_port",
     "http_port",
     "namesrv_addr",
+    "fetch_namesrv_addr_interval",
+    "consume_hooks",
     "revive_queue_num",
     "trace_topic_enable",
     "msg_trace_topic_name",
@@ -86,7 +89,7 @@ def own_ip(config: BrokerConfig) -> str:
                 f"invalid brokerIP1 {config.broker_ip1!r}: {reason}; give an address that clients can reach"
             ) from None
     for address in config.name_servers:
-        host, port = split_address(address)
+        host, port = host_of(address) if is_url(address) else split_address(address)
         with suppress(OSError):
             return outward_ip(host, port)
     return "127.0.0.1"

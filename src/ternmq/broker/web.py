@@ -140,12 +140,16 @@ class Web:
         if role is Role.NONE:
             return plain(HTTPStatus.SERVICE_UNAVAILABLE, "this broker has no role yet")
         if self._group_trouble is not None and (trouble := self._group_trouble()):
-            return plain(HTTPStatus.SERVICE_UNAVAILABLE, f"this member takes no part in its Raft group: {trouble}")
+            return self._unready("this member takes no part in its Raft group", trouble)
         if role is Role.SLAVE and replicating.is_slave and not replicating.is_following:
             slave = replicating.slave
             why = slave.trouble or slave.state.value if slave is not None else "it does not follow"
-            return plain(HTTPStatus.SERVICE_UNAVAILABLE, f"this slave does not follow its master: {why}")
+            return self._unready("this slave does not follow its master", why)
         return plain(HTTPStatus.OK, f"ok: {role.name.lower()}")
+
+    def _unready(self, what: str, why: str) -> HttpAnswer:
+        """Probes ask without a key. Where callers are checked, they are not told the reason, which names machines."""
+        return plain(HTTPStatus.SERVICE_UNAVAILABLE, f"{what}: {why}" if self._gate is None else f"{what}; see its log")
 
     async def _messages(self, request: HttpRequest) -> HttpAnswer:
         given = dict(request.parameters)

@@ -24,6 +24,7 @@ from functools import partial
 from typing import Final, Protocol, TypeVar, cast, runtime_checkable
 
 from ternmq.errors import ConfigError, NetworkError
+from ternmq.net.newcomers import Newcomers
 from ternmq.net.tls import LiveTls
 from ternmq.rare_log import RareLog
 from ternmq.tasks import Tasks
@@ -34,8 +35,8 @@ ProtocolT = TypeVar("ProtocolT", bound=asyncio.Protocol)
 
 #: Connections that may wait in the kernel to be accepted (RocketMQ's ``serverSocketBacklog``).
 BACKLOG: Final = 1024
-#: Connections of a TLS port that have no protocol yet. Above the limit the oldest one is closed: a handshake takes
-#: milliseconds, so the oldest one is the most likely to never finish.
+#: Connections of a TLS port that have no protocol yet. Above the limit one is closed (``net.newcomers``): a handshake
+#: takes milliseconds, so the oldest one of an address is the most likely to never finish.
 OPENING_MAX: Final = 1024
 #: How long such a connection may take for its first byte and its handshake.
 OPENING_S: Final = 30.0
@@ -153,8 +154,7 @@ class _TlsAcceptor:
         self._tasks = tasks
         #: Scanners and load balancers open connections and close them again all the time.
         self._logs = RareLog(log, self._loop.time)
-        #: The oldest first.
-        self._opening: dict[asyncio.Task[bool], None] = {}
+        self._opening = Newcomers[asyncio.Task[bool]](OPENING_MAX)
         self._accepting = self._tasks.create_task(self._accept(), name="accept connections")
         # Not before the loop has removed the socket: its number may be reused at once.
         self._accepting.add_done_callback(lambda _: listening.close())
@@ -175,17 +175,15 @@ class _TlsAcceptor:
                 self._logs.warning("accept", f"cannot accept connections: {reason}")
                 await asyncio.sleep(_ACCEPT_RETRY_S)
                 continue
-            if len(self._opening) >= OPENING_MAX:
-                oldest = next(iter(self._opening))
-                oldest.cancel()
-                del self._opening[oldest]
             opening = self._tasks.create_task(self._open(connection, address))
-            self._opening[opening] = None
+            loser = self._opening.add(opening, address[0])
+            if loser is not None:
+                loser.cancel()
             opening.add_done_callback(partial(self._opened, connection))
 
     def _opened(self, connection: socket.socket, opening: asyncio.Task[bool]) -> None:
         """Close a connection without a protocol. The task cannot do this: if it is cancelled early, it never runs."""
-        self._opening.pop(opening, None)
+        self._opening.discard(opening)
         if opening.cancelled() or opening.exception() is not None or not opening.result():
             connection.close()
 

@@ -156,6 +156,10 @@ class CallingPeer(Protocol):
         ...
 
 
+class DenialLog(Protocol):
+    def __call__(self, caller: CallingPeer, code: int, reason: str, /) -> None: ...
+
+
 class Validator(Protocol):
     def __call__(self, caller: CallingPeer, request: Request[Any], fields: Fields, rule: Rule, /) -> None:
         """Return if a request is allowed; raise ``NoPermission`` with the reason and the cure if not.
@@ -232,8 +236,11 @@ class Gate:
     (``net.runs``): then it is asked once for each topic of a run.
     """
 
-    def __init__(self, validators: Iterable[Validator]) -> None:
+    def __init__(self, validators: Iterable[Validator], *, audit: DenialLog | None = None) -> None:
+        """``audit`` is told of denials, except those of validators that have an attribute ``audits``: they tell of
+        their own."""
         self._validators = tuple(validators)
+        self._audit = audit
         quick = self._validators[0] if len(self._validators) == 1 else None
         self._quick = quick if isinstance(quick, QuickValidator) else None
         self._trusts = self._quick.trusts if self._quick is not None else None
@@ -242,6 +249,11 @@ class Gate:
     def is_quick(self) -> bool:
         """Whether sends can have a short way."""
         return self._trusts is not None
+
+    def note_denial(self, caller: CallingPeer, code: int, reason: str) -> None:
+        """A caller was refused, for the audit log: by a validator, or by a port that wants a proof (``net.proof``)."""
+        if self._audit is not None:
+            self._audit(caller, code, reason)
 
     def trusts_run(self, caller: CallingPeer, secret: Secret, topics: Iterable[str]) -> bool:
         """Whether all sends of a run, signed by ``secret``, would be admitted on the short way now. If not, each must
@@ -264,7 +276,12 @@ class Gate:
         fields: Fields = header or {}
         try:
             for validate in self._validators:
-                validate(caller, request, fields, rule)
+                try:
+                    validate(caller, request, fields, rule)
+                except Exception as error:
+                    if isinstance(error, RemoteProtocolError) or not getattr(validate, "audits", False):
+                        self.note_denial(caller, request.code, str(error))
+                    raise
         except RemoteProtocolError:
             raise NoPermission(
                 "this request is refused: the topics and groups in its body cannot be read; check that the "

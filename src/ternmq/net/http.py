@@ -26,6 +26,7 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 import h11
 
 from ternmq.net.endpoint import Acceptor, Bound, listen
+from ternmq.net.stream import format_address, host_and_port
 from ternmq.net.tls import LiveTls
 from ternmq.tasks import Tasks
 
@@ -256,13 +257,13 @@ class _Connection(asyncio.Protocol):
                 self._write(_LATER)
                 return
             headers = dict(request.headers)
-            peer = self._transport.get_extra_info("peername") or ("", 0)
+            ip, port = host_and_port(self._transport.get_extra_info("peername"))
             asked = HttpRequest(
                 path,
                 parameters,
                 headers.get(b"authorization", b"").decode("latin-1"),
-                str(peer[0]),
-                f"{peer[0]}:{peer[1]}",
+                ip,
+                format_address(ip, port),
                 self._transport.get_extra_info("sslcontext") is not None,
                 self._transport.get_extra_info("peercert") or {},
             )

@@ -7,9 +7,13 @@ and the loop reads its sockets between turns. So a storm of pulls delays sends b
 All reads of one turn of the loop share its time. Work that came on many connections, a request each, piles up as work
 that came on one does: when the time is over, what is read later is only queued, and has its place by the time used.
 
+Where work piles up, time used is CPU time. By the clock on the wall, a small group would be charged for the moments in
+which the loop lost the processor to another program in the midst of its request: with milliseconds, for which others
+then go first.
+
 **Going ahead.** A small group beside a storm must not wait for a turn with its send, for another with its pull and for
-a third with the reply. What is read when the time is over is served at once if its lane and group had nothing of this
-turn and are next by the time used; so is a held pull that this wakes (``wake_held``), and the replies are written
+a third with the reply. What is read when the time is over is served at once if its group had nothing of this turn, and
+is next in its lane by the time used; so is a held pull that this wakes (``wake_held``), and the replies are written
 then, not when the storm's are. Such work has a bound of its own in each turn, and is charged as any other.
 
 The same holds within a lane: requests may have a key, their group, and the key that has used the least time goes first
@@ -28,12 +32,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
+from ternmq.env import WorkClock, work_clock
 from ternmq.kernels import HAS_NATIVE, native
 from ternmq.net.latency import FIRST_S, Latency
 from ternmq.net.mailboxes import Mailbox, Mailboxes
+from ternmq.wire.header import Request
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +49,8 @@ SLICE_REQUESTS: Final = 32
 #: 100 µs each, look at the clock each time.
 SLOW_REQUESTS: Final = 4
 #: After this long the loop reads its sockets and writes replies, whatever is still queued. With a hundred connections
-#: that takes twice as long as the work; a message of a small group waits for the rest of one such turn.
-TURN_S: Final = 0.0005
+#: that takes longer than the work; a message of a small group waits for the rest of one such turn.
+TURN_S: Final = 0.00025
 #: So much longer a turn takes at most for those that go ahead.
 AHEAD_S: Final = 0.0005
 _FULL: Final = "[OVERLOAD]system busy, start flow control for a while"
@@ -104,20 +110,23 @@ class Lane(Mailboxes):
 class Lanes:
     """The scheduler. All methods belong to the loop's thread."""
 
-    def __init__(self, configs: Iterable[LaneConfig], time: Callable[[], float] | None = None) -> None:
-        """``time`` tells the loop's time more exactly than the loop: uvloop counts whole milliseconds, which is more
-        than a turn. Without it, slices are charged by chance, and right in the mean only."""
+    def __init__(self, configs: Iterable[LaneConfig], clock: WorkClock | None = None) -> None:
+        """Without a ``clock``, that of the running loop."""
         self.by_name = {config.name: Lane(config) for config in configs}
         self._active: list[Lane] = []
         self._loop = asyncio.get_running_loop()
-        self._time = time or self._loop.time
+        self._time, self._cpu_time = clock or work_clock()
+        #: What the time used is counted with. The clock of the CPU is a system call: requests that are worked off as
+        #: they come, which is to say that nothing waits, are not charged so exactly.
+        self._charging = self._time
         #: Requests are being carried out; those that they queue are seen by who does.
         self._is_inside = False
         #: Work is left, and the next turn is about to come.
         self._is_piled = False
-        #: When the work of this turn of the loop must end, while there is one; and its number.
+        #: When the work of this turn of the loop must end, while there is one.
         self._turn_end: float | None = None
-        self._turn = 0
+        #: Groups that were served in it, on any lane, and mailboxes of jobs without a group.
+        self._served: set[str | Mailbox] = set()
         #: Seconds of this turn that those took who went ahead.
         self._ahead_s = 0.0
         #: Lanes whose last job was done in it; some of their jobs had keys.
@@ -162,6 +171,17 @@ class Lanes:
             lane.level_plain()
         jobs.append((worker, request, arrived, size))
 
+    def is_over(self) -> bool:
+        """Whether the time of this turn is over: a job of many requests gives the rest back."""
+        return self._turn_end is not None and self._time() > self._turn_end
+
+    def give_back(self, lane: Lane, worker: Worker, requests: Sequence[Request[Any]]) -> None:
+        """Make jobs of what is left of the one that is being carried out, before all others without a key."""
+        now = self._time()
+        for request in reversed(requests):
+            lane.queued_bytes += request.frame_bytes
+            lane.jobs.appendleft((worker, request, now, request.frame_bytes))
+
     def _has_room(self, lane: Lane, size: int, key: str | None) -> bool:
         """Make room in a full lane, at the cost of the group that has the most requests, or bytes, in it."""
         config = lane.config
@@ -196,6 +216,7 @@ class Lanes:
             self._is_inside = False
             if self._active and not self._is_piled:
                 self._is_piled = True
+                self._charging = self._cpu_time
                 self._loop.call_soon(self._next_turn)
 
     def _next_turn(self) -> None:
@@ -219,21 +240,33 @@ class Lanes:
     def _go_ahead(self) -> None:
         """The time of the turn is over: serve those that had nothing of it. Only their own time is counted: what is
         read last, behind the requests of a storm, has the same chance."""
-        active, began = self._active, self._time()
-        now, end = began, began + AHEAD_S - self._ahead_s
         # Perhaps by a send of this turn, when nothing was piled up yet.
         self.wake_held()
-        while active and now < end:
-            lane = active[0] if len(active) == 1 else min(active, key=_used)
-            if lane.next().turn == self._turn:
-                break
+        lane = self._without_turn()
+        if lane is None:
+            return
+        now = began = self._time()
+        end = began + AHEAD_S - self._ahead_s
+        while lane is not None and now < end:
             now = self._serve(lane, now, end, is_ahead=True)
             self.wake_held()
+            lane = self._without_turn()
         self._ahead_s += now - began
+
+    def _without_turn(self) -> Lane | None:
+        """Of the lanes in which the group that is next had nothing of this turn, the one that has used the least time.
+        Not just the lane that is next: a storm has two, one for its pulls and one for its acks, and while one of them
+        works, the other is."""
+        return min([lane for lane in self._active if not self._had_turn(lane.next())], key=_used, default=None)
+
+    def _had_turn(self, box: Mailbox) -> bool:
+        return (box.key or box) in self._served
 
     def _serve(self, lane: Lane, started: float, turn_end: float, *, is_ahead: bool = False) -> float:
         """A slice of a lane; returns the time after it."""
         self._level = lane.used
+        charging = self._charging
+        used = charging()
         if lane.keyed:
             self._run_keys(lane, started, turn_end, is_ahead=is_ahead)
         else:
@@ -242,14 +275,15 @@ class Lanes:
             self._active.remove(lane)
             if lane.has_keys:
                 self._emptied.append(lane)
-        now = self._time()
-        lane.used += now - started
-        return now
+        lane.used += charging() - used
+        return self._time()
 
     def _end_turn(self) -> None:
         self._turn_end = None
-        self._turn += 1
+        self._served.clear()
         self._ahead_s = 0.0
+        if not self._is_piled:
+            self._charging = self._time
         # Not as soon as a lane is empty: what comes on the next connection belongs to the same storm.
         for lane in self._emptied:
             if lane.has_keys and not lane.count:
@@ -258,26 +292,27 @@ class Lanes:
 
     def _run_keys(self, lane: Lane, now: float, turn_end: float, *, is_ahead: bool) -> None:
         """A slice of a lane: the mailboxes that have used the least time, one after the other."""
-        time, left = self._time, SLICE_REQUESTS
-        while left > 0 and lane.keyed and now <= turn_end and not (is_ahead and lane.next().turn == self._turn):
-            box, started = lane.choose(), now
+        time, charging, left = self._time, self._charging, SLICE_REQUESTS
+        while left > 0 and lane.keyed and now <= turn_end and not (is_ahead and self._had_turn(lane.next())):
+            box, before = lane.choose(), charging()
             try:
                 self._run_jobs(lane, box, SLOW_REQUESTS if is_ahead else left, now, turn_end)
             finally:
                 left -= self._done
+                used = charging() - before
                 now = time()
                 if box is lane.plain:
-                    box.used += now - started
+                    box.used += used
                 else:
                     lane.done(box, self._done, self._done_bytes)
-                    lane.put_back(box, now - started)
+                    lane.put_back(box, used)
 
     def _run_jobs(self, lane: Lane, box: Mailbox, count_max: int, now: float, turn_end: float) -> None:
         time, jobs = self._time, box.jobs
         wait_max_ms = lane.config.wait_max_ms
         late = now - wait_max_ms / 1000 if wait_max_ms else -1.0
         looks = SLOW_REQUESTS if box is lane.plain else 1
-        box.turn = self._turn
+        self._served.add(box.key or box)
         # Of a mailbox with few jobs beside others that wait: their answers do not wait for those of the others.
         is_small = len(jobs) <= SLOW_REQUESTS and (len(jobs) < lane.count or len(self._active) > 1)
         workers = [job[0] for job in jobs] if is_small else ()

@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -263,9 +262,10 @@ class Usage:
 
 def _open_files_max() -> int:
     """How many files and sockets this process may have open."""
-    if os.name != "posix":
+    try:
+        import resource
+    except ImportError:  # Windows
         return sys.maxsize
-    import resource
 
     files_max, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return files_max if files_max != resource.RLIM_INFINITY else sys.maxsize

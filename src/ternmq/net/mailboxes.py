@@ -27,8 +27,6 @@ from typing import Any, Final, TypeAlias
 PAST_MAX: Final = 10_000
 PAST_KEY_LENGTH_MAX: Final = 255
 
-_NEW: Final = (0.0, -1)
-
 #: Worker, request, when it arrived, and its bytes. A plain tuple: one is made for each request.
 Job: TypeAlias = tuple[Any, Any, float, int]
 
@@ -36,7 +34,7 @@ Job: TypeAlias = tuple[Any, Any, float, int]
 class Mailbox:
     """Jobs of one key, oldest first."""
 
-    __slots__ = ("jobs", "key", "queued_bytes", "turn", "used")
+    __slots__ = ("jobs", "key", "queued_bytes", "used")
 
     def __init__(self, key: str | None) -> None:
         self.key = key
@@ -45,8 +43,6 @@ class Mailbox:
         self.queued_bytes = 0
         #: Seconds of work done, counted from the level at which it started.
         self.used = 0.0
-        #: The turn of the loop in which it was last served; the caller's number.
-        self.turn = -1
 
 
 class Mailboxes:
@@ -82,8 +78,8 @@ class Mailboxes:
         #: By key: seconds of work in all, and slices. For operators; the longest names and too many are left out.
         self.spent: dict[str, tuple[float, int]] = {}
         self._by_key: dict[str, Mailbox] = {}
-        #: By key without jobs: its time used, and the turn in which it was last served.
-        self._past: dict[str, tuple[float, int]] = {}
+        #: By key without jobs: its time used.
+        self._past: dict[str, float] = {}
         self._longest = self.plain
         self._heaviest = self.plain
         self._level = 0.0
@@ -107,8 +103,7 @@ class Mailboxes:
                 # Until now nothing was compared with the jobs without a key.
                 self.has_keys = True
                 self._level = self.plain.used
-            used, box.turn = self._past.pop(key, _NEW)
-            box.used = max(used, self._level)
+            box.used = max(self._past.pop(key, 0.0), self._level)
             self._push(box)
         box.jobs.append(job)
         self.keyed += 1
@@ -170,10 +165,10 @@ class Mailboxes:
         if len(key) > PAST_KEY_LENGTH_MAX:
             return
         if len(self._past) >= PAST_MAX:
-            self._past = {key: past for key, past in self._past.items() if past[0] > self._level}
+            self._past = {key: used for key, used in self._past.items() if used > self._level}
             if len(self._past) >= PAST_MAX:
                 self._past.clear()
-        self._past[key] = box.used, box.turn
+        self._past[key] = box.used
 
     def rest(self) -> None:
         """Nothing waits, and some had keys: all start again."""

@@ -145,10 +145,10 @@ class Peer(Stream):
         self._is_alone = False
 
     def _run_worker(self, gate: Gate | None) -> RunWorker | None:
-        first, second = (self._routes.get(code) for code in RUN_CODES)
-        if first is None or second is None or first.runs is None or first.runs is not second.runs:
+        first, *others = (self._routes.get(code) for code in RUN_CODES)
+        if first is None or first.runs is None or any(one is None or one.runs is not first.runs for one in others):
             return None
-        return RunWorker(self, first.runs, self._lanes[first.lane], gate)
+        return RunWorker(self, first.runs, self._lanes, self._lanes[first.lane], gate)
 
     # --- Calls of ours ---------------------------------------------------------------------------------------
 

@@ -37,10 +37,18 @@ def prove(nonce: str, credentials: Credentials, statement: bytes) -> Fields:
     return fields
 
 
+def note_refusal(gate: Gate | None, caller: CallingPeer, reason: str) -> None:
+    """A caller is refused that has proved nothing: for the audit log, if callers are checked by a gate."""
+    if gate is not None:
+        gate.note_denial(caller, RequestCode.FOLLOW_LOG, reason)
+
+
 def check(gate: Gate, caller: CallingPeer, nonce: str, fields: Fields, statement: bytes) -> None:
     """Raise ``NoPermission`` if this does not prove what was asked for."""
     if fields.get("nonce") != nonce:
-        raise NoPermission("the caller has signed something else than it was asked to; let it connect again")
+        reason = "the caller has signed something else than it was asked to; let it connect again"
+        note_refusal(gate, caller, reason)
+        raise NoPermission(reason)
     request: Request[Fields] = Request(RequestCode.FOLLOW_LOG, header=dict(fields), body=memoryview(statement))
     try:
         gate.admit(caller, request, _RULE)

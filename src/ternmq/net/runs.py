@@ -10,9 +10,10 @@ turn, once for each topic; if it does not admit them all at once, each takes the
 A handler may keep the replies of what it has handled, and give them to the connection later: senders that wait for the
 disk or for other brokers are answered together, too.
 
-A run is bounded in requests and bytes (``native/src/sends.rs``), so that one job stays short. The bounds of a lane
-count jobs. A run is only made for a lane on which nothing waits, and that has room for all its requests; so a lane
-never has more requests than its bound and those of one read.
+A run is bounded in requests and bytes (``native/src/sends.rs``), so that one job stays short. But a short request may
+ask for much, as the commit of a large message does: when some have taken the usual way and the turn is over, the rest
+become jobs of their own. The bounds of a lane count jobs. A run is only made for a lane on which nothing waits, and
+that has room for all its requests; so a lane never has more requests than its bound and those of one read.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from ternmq.net.gate import Gate
-from ternmq.net.lanes import Lane
+from ternmq.net.lanes import SLOW_REQUESTS, Lane, Lanes
 from ternmq.wire.frame import RUN_MISSES_MAX, request_in
 from ternmq.wire.record import HOST_V4_BYTES
 
@@ -37,18 +38,19 @@ class RunHandler(Protocol):
         ...
 
     def run(self, peer: Peer, sends: Sends, first: int, /) -> tuple[int, bytes]:
-        """Handle requests from number ``first`` on: the number of the first that was not, and the replies as frames
-        that do not follow later."""
+        """Handle requests from number ``first`` on, one part of them: the number of the first that was not, and the
+        replies as frames that do not follow later. It is called again until it handles none."""
         ...
 
 
 class RunWorker:
     """The runs of one connection (``lanes.Worker``)."""
 
-    __slots__ = ("_gate", "_handler", "_peer", "lane")
+    __slots__ = ("_gate", "_handler", "_lanes", "_peer", "lane")
 
-    def __init__(self, peer: Peer, handler: RunHandler, lane: Lane, gate: Gate | None) -> None:
+    def __init__(self, peer: Peer, handler: RunHandler, lanes: Lanes, lane: Lane, gate: Gate | None) -> None:
         self._peer = peer
+        self._lanes = lanes
         self._gate = gate
         self._handler = handler
         self.lane = lane
@@ -62,27 +64,45 @@ class RunWorker:
         return not lane.jobs and not lane.keyed and len(self._peer.host) == HOST_V4_BYTES and self._handler.takes_runs()
 
     def run(self, sends: Sends) -> None:
-        """Handle all requests of a run, in order."""
+        """Handle the requests of a run, in order; those that a turn has no time for go back to the lane."""
         peer, number, count, tries = self._peer, 0, sends.count, RUN_MISSES_MAX
+        alone = 0
         while number < count:
             # What is added to replies that are not read is counted one by one.
             if tries and not peer.is_full:
                 first = number
                 if self._is_admitted(sends):
-                    try:
-                        number, replies = self._handler.run(peer, sends, first)
-                    except Exception as error:
-                        # Which of them are stored is not known.
-                        for left in range(number, count):
-                            peer.fail(request_in(sends, left), error)
-                        return
-                    if replies:
-                        peer.reply_all(replies)
+                    number = self._run_parts(sends, first)
                     if number == count:
                         return
                 tries -= number == first
             peer.run(request_in(sends, number))
             number += 1
+            alone += 1
+            if not alone % SLOW_REQUESTS and self._lanes.is_over():
+                self._lanes.give_back(self.lane, peer, [request_in(sends, left) for left in range(number, count)])
+                return
+
+    def _run_parts(self, sends: Sends, number: int) -> int:
+        """Handle requests together, from number ``number`` on; the number of the first that was not.
+
+        What is done is answered before the next part begins: an error concerns those that are left.
+        """
+        peer, handler, count = self._peer, self._handler, sends.count
+        while number < count and not peer.is_full:
+            first = number
+            try:
+                number, replies = handler.run(peer, sends, first)
+            except Exception as error:
+                # Which of them are stored is not known.
+                for left in range(first, count):
+                    peer.fail(request_in(sends, left), error)
+                return count
+            if replies:
+                peer.reply_all(replies)
+            if number == first:
+                break
+        return number
 
     def _is_admitted(self, sends: Sends) -> bool:
         """Whether the caller may send all of a run, by the rules of now."""

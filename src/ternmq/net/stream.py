@@ -88,9 +88,9 @@ class Stream(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports do not inherit from asyncio's, they only behave like them.
         self._transport = transport = cast("asyncio.Transport", transport)
-        self._remote = _host_and_port(transport.get_extra_info("peername"))
+        self._remote = host_and_port(transport.get_extra_info("peername"))
         self.address = format_address(*self._remote)
-        self.local_address = format_address(*_host_and_port(transport.get_extra_info("sockname")))
+        self.local_address = format_address(*host_and_port(transport.get_extra_info("sockname")))
         self._idle_timer = self._loop.call_later(self._idle_s, self._check_idle)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
@@ -233,7 +233,7 @@ def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _host_and_port(name: object) -> tuple[str, int]:
+def host_and_port(name: object) -> tuple[str, int]:
     """An address as asyncio gives it; IPv4 clients of a dual-stack socket lose their ``::ffff:`` prefix."""
     if isinstance(name, tuple) and len(name) >= 2:
         host, port = str(name[0]), int(name[1])

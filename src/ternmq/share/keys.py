@@ -19,7 +19,8 @@ from ternmq.message import Property
 from ternmq.share.actions import LOST
 from ternmq.share.pull_log import Run
 from ternmq.share.state import Place, PlaceKey, ShareState
-from ternmq.share.wish import ColdPlace, ShareTakeStore, records_in
+from ternmq.share.wish import ColdPlace, records_in
+from ternmq.store.read.taking import TakeStore
 from ternmq.types import Buffer
 from ternmq.wire import properties as props
 from ternmq.wire.record import peek_properties
@@ -88,7 +89,7 @@ class KeyHolders:
 class ShareKeys:
     """Of one term, all places where order is kept. All methods belong to the broker's loop."""
 
-    def __init__(self, *, store: ShareTakeStore, state: ShareState) -> None:
+    def __init__(self, *, store: TakeStore, state: ShareState) -> None:
         self._store = store
         self._state = state
         self.by_place: dict[PlaceKey, KeyHolders] = {}

@@ -47,7 +47,7 @@ _RUNS_MAX: Final = 5_000
 class Place:
     """The shared consumption of one topic by one group."""
 
-    __slots__ = ("consumers", "cursors", "group", "is_ordered", "topic")
+    __slots__ = ("begun_queues", "consumers", "cursors", "group", "is_ordered", "next_queue", "topic")
 
     def __init__(self, group: str, topic: str) -> None:
         self.group = group
@@ -57,6 +57,9 @@ class Place:
         self.consumers: dict[str, PullLog] = {}
         #: Whether one consumer at a time holds messages of a key.
         self.is_ordered = False
+        #: In how many queues it is known to have begun, and the queue where the next pull begins. Not part of the fold.
+        self.begun_queues = 0
+        self.next_queue = 0
 
     @property
     def key(self) -> PlaceKey:

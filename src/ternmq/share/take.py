@@ -20,10 +20,11 @@ from ternmq.share.actions import Ack, Cursors, Hold, Pull, ShareAction, Stretch
 from ternmq.share.keys import KeyHolders, ShareKeys, key_in
 from ternmq.share.pull_log import PullLog, Run
 from ternmq.share.state import Place, ShareState
-from ternmq.share.wish import ColdPlace, ShareTaken, ShareTakeStore, ShareWish, records_in
+from ternmq.share.wish import ColdPlace, ShareTaken, ShareWish, records_in
 from ternmq.store.log.draft import Placed
 from ternmq.store.read.query import GetResult, GetStatus
 from ternmq.store.read.records import offsets_of, start_offset
+from ternmq.store.read.taking import TakeStore
 
 #: Bytes of an answer, as frames have a bound; a first message may be larger.
 BYTES_MAX: Final = 4 * 1024 * 1024
@@ -45,7 +46,7 @@ class ShareTaker:
     def __init__(
         self,
         *,
-        store: ShareTakeStore,
+        store: TakeStore,
         offsets: StartOffsets,
         state: ShareState,
         keys: ShareKeys,
@@ -137,14 +138,17 @@ class ShareTaker:
 
     # --- New ones --------------------------------------------------------------------------------------------------
 
-    def take_new(
-        self, wish: ShareWish, taken: ShareTaken, queue_ids: Sequence[int], *, read: ColdPlace | None = None
-    ) -> None:
-        """Give a consumer the next messages of these queues, in this order."""
+    def take_new(self, wish: ShareWish, taken: ShareTaken, queue_count: int, *, read: ColdPlace | None = None) -> None:
+        """Give a consumer the next messages of a topic with so many queues.
+
+        A pull begins behind the queue that was the first for the last one, whichever consumer that was for: all queues
+        have the same part. It ends at the first queue with something that it has no room for: what other queues have is
+        not looked at.
+        """
         state = self._state
         place = state.places.get((wish.group, wish.topic))
-        if place is None or any(queue_id not in place.cursors for queue_id in queue_ids):
-            place = self._begin(wish, queue_ids)
+        if place is None or place.begun_queues < queue_count:
+            place = self._begin(wish, queue_count)
         log = place.consumers.get(wish.consumer)
         room = wish.held_max - (log.held if log is not None else 0)
         if room <= 0:
@@ -158,30 +162,39 @@ class ShareTaker:
             taken.is_unread = True
             return
         gathered = _HandedOut()
-        for queue_id in queue_ids:
+        # An administrator may leave a topic no queue to read.
+        first = place.next_queue = place.next_queue % max(queue_count, 1)
+        for number in range(first, first + queue_count):
+            queue_id = number % queue_count
             start, end = place.cursors[queue_id], self._store.max_offset(wish.topic, queue_id)
+            if start == end:
+                continue
             count_max = min(wish.count_max - taken.count, room - taken.count)
-            if count_max <= 0 or taken.body_bytes >= wish.bytes_max or taken.cold is not None:
+            is_full = count_max <= 0 or taken.body_bytes >= wish.bytes_max or taken.cold is not None
+            if is_full or not gathered.scans:
+                taken.unfinished |= not is_full
                 taken.rest += max(end - start, 0)
-            elif start != end and not gathered.scans:
-                taken.unfinished = True
-                taken.rest += max(end - start, 0)
-            elif start != end:
-                self._take_queue(wish, taken, gathered, place, queue_id, count_max, keys, read)
+                break
+            if place.next_queue == first:
+                place.next_queue = queue_id + 1
+            self._take_queue(wish, taken, gathered, place, queue_id, count_max, keys, read)
         self._hand_out(wish, taken, gathered, keys)
 
-    def _begin(self, wish: ShareWish, queue_ids: Sequence[int]) -> Place:
+    def _begin(self, wish: ShareWish, queue_count: int) -> Place:
         """Where the group begins is noted, so that what comes between two pulls that find nothing is not left out."""
         place = self._state.places.get((wish.group, wish.topic))
         cursors = []
-        for queue_id in queue_ids:
+        for queue_id in range(queue_count):
             if place is None or queue_id not in place.cursors:
                 offset = self._offsets.get(wish.group, wish.topic, queue_id)
                 if offset < 0:
                     offset = start_offset(self._store, wish.topic, queue_id, from_last=wish.from_last)
                 cursors.append((queue_id, offset))
-        self._do(Cursors(wish.group, wish.topic, cursors))
-        return self._state.places[wish.group, wish.topic]
+        if cursors or place is None:
+            self._do(Cursors(wish.group, wish.topic, cursors))
+            place = self._state.places[wish.group, wish.topic]
+        place.begun_queues = queue_count
+        return place
 
     def _take_queue(
         self,

@@ -4,58 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from ternmq.store.log.protocol import Piece
-from ternmq.store.read.query import GetResult
-from ternmq.types import Accepts, IsOver, Matches
+from ternmq.store.read.taking import TakeWish
 from ternmq.wire.record import unpack_place
 
 
-class ShareTakeStore(Protocol):
-    """What taking, and reading the keys of what was taken, needs of the message store."""
+@dataclass(slots=True, frozen=True, kw_only=True)
+class ShareWish(TakeWish):
+    """What a consumer that shares a topic wants of it."""
 
-    def get(
-        self,
-        topic: str,
-        queue_id: int,
-        queue_offset: int,
-        *,
-        count_max: int,
-        bytes_max: int | None = None,
-        matches: Matches | None = None,
-        accepts: Accepts | None = None,
-        is_over: IsOver | None = None,
-        leave_cold: bool = False,
-    ) -> GetResult: ...
-
-    def min_offset(self, topic: str, queue_id: int) -> int: ...
-
-    def max_offset(self, topic: str, queue_id: int) -> int: ...
-
-
-@dataclass(slots=True, frozen=True)
-class ShareWish:
-    """What a consumer wants of a topic."""
-
-    group: str
-    topic: str
     consumer: str
-    count_max: int
     bytes_max: int
     #: The last number that it has, and in which life it got it.
     held: int
     held_life: int
     #: When what it gets is taken back; 0: not while the consumer lives.
     due_ms: int
-    matches: Matches | None = None
-    accepts: Accepts | None = None
-    is_over: IsOver | None = None
-    #: Whether a group that is new to a queue begins behind its last message.
-    from_last: bool = False
-    ordered: bool = False
     #: Messages that it may hold.
-    held_max: int = 10_000
+    held_max: int
 
 
 @dataclass(slots=True, frozen=True)
@@ -81,7 +48,7 @@ class ShareTaken:
     is_again: bool = False
     #: Whether it holds as much as it may.
     is_full: bool = False
-    #: Messages that are left in the queues.
+    #: Messages that are left in the queues, at least.
     rest: int = 0
     #: A filter let nothing through so far, and there is more to look at.
     unfinished: bool = False

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from ternmq.broker.broker import Broker
 from ternmq.wire.bodies.codec import decode
 from ternmq.wire.bodies.stats import BrokerStats
 from ternmq.wire.codes import RequestCode, ResponseCode
-from ternmq.wire.requests import PullMessage, PullSysflag, SendBack
+from ternmq.wire.requests import PopMessage, PullMessage, PullSysflag, SendBack
 from ternmq.wire.requests_admin import BrokerStatsQuery
+from tests.broker.calls import dialled, settings, small_store
 from tests.broker.handlers.conftest import Client
 
 
@@ -67,3 +71,42 @@ async def test_a_series_that_is_not_there_is_refused(client: Client, name: str, 
 
     assert ResponseCode.SYSTEM_ERROR == response.code
     assert "not exist" in (response.remark or "")
+
+
+@pytest.mark.parametrize("properties", [{"DELAY": "1"}, {"TIMER_DELAY_MS": "1000"}])
+async def test_a_delayed_message_counts_once_under_its_own_topic(tmp_path: Path, properties: dict[str, str]) -> None:
+    """D5, I1, I2: when it is sent, not again when it is delivered; and what consumers get of it counts."""
+    async with Broker(settings(), small_store(tmp_path)) as broker, dialled(broker.address) as caller:
+        await caller.heartbeat("readers", {"later": "*"})
+        await caller.sent("later", b"123", properties=properties)
+        await caller.arrived("later", 1)
+
+        async def counted(name: str, key: str) -> int:
+            header = BrokerStatsQuery(stats_name=name, stats_key=key)
+            response = await caller.call(RequestCode.VIEW_BROKER_STATS_DATA, header)
+            return decode(response.body, BrokerStats).stats_day.sum
+
+        assert (1, 1, 1) == (
+            await counted("TOPIC_PUT_NUMS", "later"),
+            await counted("BROKER_PUT_NUMS", "DefaultCluster"),
+            await counted("GROUP_GET_NUMS", "later@readers"),
+        )
+
+
+async def test_a_message_that_is_revived_counts_under_its_retry_topic(tmp_path: Path) -> None:
+    """D5, F9: it was popped and not acknowledged, so it is stored again."""
+    async with Broker(settings(), small_store(tmp_path)) as broker, dialled(broker.address) as caller:
+        await caller.heartbeat("poppers", {"orders": "*"})
+        await caller.sent("orders", b"123")
+        popped = PopMessage(
+            consumer_group="poppers",
+            topic="orders",
+            queue_id=0,
+            count_max=1,
+            invisible_ms=1_000,
+        )
+        assert ResponseCode.SUCCESS == (await caller.call(RequestCode.POP_MESSAGE, popped)).code
+        await caller.arrived("%RETRY%poppers_orders", 1)
+        header = BrokerStatsQuery(stats_name="TOPIC_PUT_NUMS", stats_key="%RETRY%poppers_orders")
+        response = await caller.call(RequestCode.VIEW_BROKER_STATS_DATA, header)
+        assert 1 == decode(response.body, BrokerStats).stats_day.sum

@@ -19,7 +19,7 @@ from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.header import Response
 from ternmq.wire.record import unpack_records
 from ternmq.wire.requests import OffsetReply, QueryOffset, ResetOffset
-from ternmq.wire.requests_admin import DeleteGroup, Topic
+from ternmq.wire.requests_admin import DeleteGroup, Topic, UpdateTopic
 from ternmq.wire.requests_share import (
     GetShareMembers,
     ShareAck,
@@ -370,6 +370,36 @@ async def test_a_key_is_held_by_one_consumer_at_a_time(broker: Caller) -> None:
     assert [b"6"] == bodies, "the key is free"
 
 
+async def test_a_message_of_an_ordered_group_wakes_as_many_members_as_it_has_work_for(broker: Caller) -> None:
+    """R1: each arrival woke all members, and all but one found nothing."""
+
+    async def measure(name: str) -> int:
+        info = decode((await broker.call(RequestCode.GET_BROKER_RUNTIME_INFO)).body, KvTable)
+        return int(info.table[name])
+
+    await broker.sent("orders", b"0", properties={"KEYS": "x"})
+    first, _ = await given(broker, "ann", order=True)
+    waiting = {
+        name: asyncio.ensure_future(pull(broker, name, order=True, poll_ms=FAR_MS, held=held, life=first.life))
+        for name, held in (("bob", -1), *((f"worker-{number}", -1) for number in range(18)), ("ann", 0))
+    }
+    while await measure("shareWaiting") < 20:
+        await asyncio.sleep(0)
+    before = await measure("sharePulls")
+
+    await broker.sent("orders", b"1", properties={"KEYS": "y"})
+    await waiting["bob"]
+    assert (1, 19) == (await measure("sharePulls") - before, sum(not one.done() for one in waiting.values()))
+
+    # Its key is held by the one that waits last: the first one looks, then that one, and one more for what is new.
+    await broker.sent("orders", b"2", properties={"KEYS": "x"})
+    response = await waiting["ann"]
+    assert [b"2"] == [bytes(record.body) for record in unpack_records(response.body)]
+    assert (4, 18) == (await measure("sharePulls") - before, sum(not one.done() for one in waiting.values()))
+    for one in waiting.values():
+        one.cancel()
+
+
 async def test_in_an_ordered_group_another_consumer_inherits_in_order(broker: Caller) -> None:
     """R1, R3: no copies, which would come behind later messages of their key."""
     for number in range(4):
@@ -419,6 +449,18 @@ async def test_a_deletion_without_a_name_forgets_nothing(broker: Caller) -> None
     ]
     assert all("give its name" in (answer.remark or "") for answer in refused)
     assert {"ann": ("online", 1)} == await members(broker)
+
+
+async def test_a_pull_that_waits_for_a_topic_that_is_deleted_is_told_so(broker: Caller) -> None:
+    """R1: it would wait for messages that cannot come."""
+    await broker.sent("orders", b"0")
+    await given(broker, "ann")
+    waiting = asyncio.ensure_future(pull(broker, "bob", poll_ms=FAR_MS))
+    while "bob" not in await members(broker):
+        await asyncio.sleep(0)
+    assert (await broker.call(RequestCode.DELETE_TOPIC_IN_BROKER, Topic(topic="orders"))).code == 0
+    response = await waiting
+    assert (ResponseCode.TOPIC_NOT_EXIST, True) == (response.code, "orders" in (response.remark or ""))
 
 
 async def test_a_topic_made_anew_is_read_from_its_beginning(broker: Caller) -> None:
@@ -475,3 +517,13 @@ async def test_a_pull_that_waits_for_keys_is_answered_when_they_are_known(
                 assert ResponseCode.POLLING_TIMEOUT == response.code
                 response = await pull(broker, "bob", order=True)
         assert [b"19"] == [bytes(record.body) for record in unpack_records(response.body)]
+
+
+async def test_a_topic_without_a_queue_to_read_has_nothing(broker: Caller) -> None:
+    """R1: an administrator may take all of them away for a time."""
+    await broker.sent("orders", b"1")
+    for queues, code in ((0, ResponseCode.POLLING_TIMEOUT), (1, ResponseCode.SUCCESS)):
+        header = UpdateTopic(topic="orders", read_queue_nums=queues, write_queue_nums=1, perm=6)
+        assert 0 == (await broker.call(RequestCode.UPDATE_AND_CREATE_TOPIC, header)).code
+        response = await pull(broker, "a")
+        assert code == response.code, response.remark

@@ -65,6 +65,7 @@ class Waiting:
         owner: object = None,
         timeout_ms: int = FAR_MS,
         kind: PollKind = PollKind.POP,
+        member: str = "",
     ) -> bool:
         popper = Popper(self, number)
         popper.poll = self.polls.park(
@@ -77,6 +78,7 @@ class Waiting:
             wanted=wanted,
             deadline=self.polls.deadline(timeout_ms),
             size=100,
+            member=member,
         )
         return popper.poll is not None
 
@@ -115,6 +117,21 @@ async def test_a_burst_wakes_one_of_each_group_the_longest_first(waiting: Waitin
     await turn()
     assert [1, 4, 2] == waiting.resumed
     assert (1, 1) == (len(waiting), waiting.polls.waiting_at(PollKind.POP, "g", "orders", ALL_QUEUES))
+
+
+async def test_an_arrival_wakes_one_consumer_of_a_group_and_its_name_another(waiting: Waiting) -> None:
+    """R1: what is for one consumer alone does not wait until the one that was woken has looked."""
+    for number, member in enumerate(("ann", "bob", "cid")):
+        waiting.add(number, kind=PollKind.SHARE, member=member)
+
+    waiting.arrive()
+    waiting.polls.wake_member("g", "orders", "cid")
+    waiting.polls.wake_member("g", "orders", "cid")
+    waiting.polls.wake_member("g", "orders", "dan")
+    waiting.polls.wake_member("others", "orders", "ann")
+    await turn()
+    assert [0, 2] == waiting.resumed
+    assert 1 == waiting.polls.waiting(PollKind.SHARE)
 
 
 async def test_one_message_is_for_every_group_and_for_every_way_to_ask_for_it(waiting: Waiting) -> None:

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ternmq.errors import DiskFull
 from ternmq.store.derived.fact import Fact
 from ternmq.store.derived.index import Index
 from ternmq.store.disk.file_disk import FileDisk
+from ternmq.testing.disk import SimulatedDisk
 from ternmq.wire.ids import java_hash
 from tests.store.small import files
 
@@ -247,3 +249,32 @@ def test_a_cut_where_the_log_lost_a_page_keeps_what_is_before(tmp_path: Path) ->
     assert (100, 100) == (index.end_offset, index.taken)
     put(index, "k1", 100, 50_001)
     assert [100] == find(index, "k1")
+
+
+def test_a_file_that_was_begun_on_a_full_disk_needs_no_room_to_be_cut() -> None:
+    """C8: it has a length, and no blocks (``raft``, seed 800076)."""
+    disk = SimulatedDisk()
+    slots, entries = 5_000, 100
+
+    def opened() -> Index:
+        index = Index(
+            disk,
+            Path("/index"),
+            slots=slots,
+            entries=entries,
+            file_bytes=40 + 4 * slots + 20 * entries,
+            now_ms=lambda: 1_700_000_000_123,
+        )
+        index.load()
+        return index
+
+    index = opened()
+    disk.capacity_bytes = 0
+    put(index, "a", 100, 50_000)
+    with pytest.raises(DiskFull):
+        index.write_out()
+    assert 1 == len(disk.files())
+    again = opened()
+    again.resume(0, lambda _log_offset: 0)
+    assert 0 == len(again)
+    assert {} == disk.files()

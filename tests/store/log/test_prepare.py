@@ -56,6 +56,23 @@ def test_the_thread_stays_a_little_ahead(tmp_path: Path) -> None:
     assert segment.path.stat().st_blocks * 512 <= AHEAD_BYTES + 2 * STEP_BYTES
 
 
+def test_the_thread_is_not_woken_for_each_append(tmp_path: Path) -> None:
+    """C1: a follower asks after each of its appends; half of the space is time enough."""
+    disk = FileDisk()
+    segment = disk.open_segment(tmp_path / segment_name(0), size=1 << 30, create=True)
+    preparer = Preparer(disk, LogPaths([tmp_path]), size=1 << 30)
+    preparer.start(last=0)
+    segment.ready = AHEAD_BYTES
+    preparer.ahead(segment, AHEAD_BYTES // 2 - 1)
+    preparer.close()  # after all that was asked for
+    assert AHEAD_BYTES == segment.ready
+
+    preparer.start(last=0)
+    preparer.ahead(segment, AHEAD_BYTES // 2)
+    preparer.close()
+    assert AHEAD_BYTES + AHEAD_BYTES // 2 <= segment.ready
+
+
 def test_zeros_never_meet_records(tmp_path: Path) -> None:
     """C1: many segments in a hurry, while both threads work beside us."""
     config = small_config(

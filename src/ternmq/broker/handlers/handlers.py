@@ -147,7 +147,7 @@ class Handlers:
             **assignments.routes(),
             **_for_tools(services, tables, store, store_path, name, clock, runtime, settings, server),
             **delays.routes(),
-            **TransactionHandlers(transactions=services.transactions, intake=services.intake).routes(),
+            **TransactionHandlers(transactions=services.transactions, intake=services.intake, runs=sends).routes(),
             **slaves.routes(),
             **not_offered.routes(),
         }

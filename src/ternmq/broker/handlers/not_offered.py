@@ -8,11 +8,9 @@ from __future__ import annotations
 from typing import Final
 
 from ternmq.broker.flow import ADMIN
-from ternmq.errors import RequestNotSupported
-from ternmq.net.gate import ANY_CALLER
-from ternmq.net.peer import Peer, Route
+from ternmq.net.peer import Route
+from ternmq.net.unsupported import CONTROLLER, refusing
 from ternmq.wire.codes import RequestCode
-from ternmq.wire.header import Reply, Request
 
 _CONTAINER: Final = "one process is one broker, and there are no containers of brokers; "
 _COLD_READS: Final = (
@@ -22,6 +20,7 @@ _ROCKSDB: Final = "TernMQ does not use RocksDB; "
 
 #: By code, why it is not supported, and what to do instead.
 NOT_OFFERED: Final = {
+    **CONTROLLER,
     RequestCode.CHECK_ROCKSDB_CQ_WRITE_PROGRESS: _ROCKSDB
     + "to compare the queues of a stopped broker with its log, use `tern store verify`",
     RequestCode.EXPORT_ROCKSDB_CONFIG_TO_JSON: _ROCKSDB
@@ -53,10 +52,4 @@ NOT_OFFERED: Final = {
 
 
 def routes() -> dict[int, Route]:
-    """Callers are admitted first: a broker tells nothing to strangers."""
-    return {code: Route(_refuse, ADMIN, ANY_CALLER, takes_body=False) for code in NOT_OFFERED}
-
-
-def _refuse(_peer: Peer, request: Request[object]) -> Reply:
-    code = RequestCode(request.code)
-    raise RequestNotSupported(f"request {code} ({code.name}) is not supported: {NOT_OFFERED[code]}")
+    return refusing(NOT_OFFERED, ADMIN)

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ternmq.broker.config import BrokerConfig
 from ternmq.broker.flow import SEND
+from ternmq.broker.handlers.transaction import ENDED
 from ternmq.broker.services.sending import RunForms, Sending, Sent
 from ternmq.kernels import HAS_NATIVE, native
 from ternmq.message import Property
 from ternmq.net.gate import Action, Rule, check_record
 from ternmq.net.peer import Peer, Route
+from ternmq.transaction.runs import TransactionForms
 from ternmq.wire import properties as props
 from ternmq.wire.codes import FLAG_ONEWAY, JSON, RequestCode, ResponseCode
 from ternmq.wire.frame import FrameDecoder
@@ -51,10 +53,8 @@ class SendReplies:
         delayed = ReplyTemplate(constant, {**holes, "recallHandle": "%b"})
         #: The same with a recall handle in front of the opaque.
         self.fill_delayed = delayed.fill
-        #: Both for kernels.
-        self.forms = (
-            RunForms(native.ReplyForm(plain.parts()), native.ReplyForm(delayed.parts())) if HAS_NATIVE else None
-        )
+        #: All for kernels.
+        self.forms = _run_forms(plain, delayed) if HAS_NATIVE else None
 
     def message_id(self, log_offset: int) -> str:
         return f"{self._id_prefix}{log_offset:016X}"
@@ -207,6 +207,12 @@ class _HeldReplies:
             self._peer.reply(request, self._frames[number])
         else:
             self._peer.reply(request, Reply(code, header=response.read(SendReply), remark=_UNSURE.get(code)))
+
+
+def _run_forms(plain: ReplyTemplate, delayed: ReplyTemplate) -> RunForms:
+    form = native.ReplyForm(plain.parts())
+    before, behind = ENDED.parts()
+    return RunForms(form, native.ReplyForm(delayed.parts()), TransactionForms(form, (before, behind)))
 
 
 def _frames_in(data: bytes) -> Iterator[bytes]:

@@ -131,9 +131,7 @@ class ShareHandlers:
             if deadline is not None and deadline > self._polls.deadline(0):
                 if self._park(peer, request, shared, deadline):
                     if shared.taken.is_more_to_look_at:
-                        self._polls.wake(
-                            PollKind.SHARE, header.consumer_group, header.topic, ALL_QUEUES, member=_member(header)
-                        )
+                        self._polls.wake(PollKind.SHARE, header.consumer_group, header.topic, ALL_QUEUES)
                     return None
                 shared.outcome = SharePullOutcome.FULL
         return self._reply(peer, request, shared)
@@ -171,7 +169,7 @@ class ShareHandlers:
             wanted=shared.wanted,
             deadline=deadline,
             size=request.frame_bytes,
-            member=_member(header),
+            member=header.consumer,
         )
         held.poll = poll
         if poll is None:
@@ -212,8 +210,3 @@ class ShareHandlers:
 
 def _nothing() -> Reply:
     return Reply(ResponseCode.POLLING_TIMEOUT, header=SharePullReply(first=-1, life=0))
-
-
-def _member(header: SharePull) -> str:
-    """As whom a pull waits: in an ordered group there may be something for this consumer alone."""
-    return header.consumer if header.order else ""

@@ -17,6 +17,7 @@ from ternmq.errors import InvalidName, InvalidParameter, SystemFailure
 from ternmq.message import Outcome
 from ternmq.net.gate import Action, Rule, check_send
 from ternmq.net.peer import Peer, Route
+from ternmq.net.runs import RunHandler
 from ternmq.transaction.transactions import Ending
 from ternmq.wire.bodies.codec import encode
 from ternmq.wire.bodies.transactions import OpenTransaction, OpenTransactions
@@ -29,20 +30,24 @@ from ternmq.wire.template import ReplyTemplate
 
 _OUTCOMES: Final = {int(outcome): outcome for outcome in Outcome}
 #: The answer to a transaction that was ended.
-_DONE: Final = ReplyTemplate({}, {})
+ENDED: Final = ReplyTemplate({}, {})
 
 
 class TransactionHandlers:
     """All methods belong to the broker's loop."""
 
-    def __init__(self, *, transactions: TransactionService, intake: Intake) -> None:
+    def __init__(self, *, transactions: TransactionService, intake: Intake, runs: RunHandler) -> None:
+        """``runs`` takes ends of transactions together with sends."""
         self._transactions = transactions
         self._end = transactions.end
         self._intake = intake
+        self._runs = runs
 
     def routes(self) -> dict[int, Route]:
         return {
-            RequestCode.END_TRANSACTION: Route(self.end, SEND, Rule(Action.PUB, topic="topic"), takes_body=False),
+            RequestCode.END_TRANSACTION: Route(
+                self.end, SEND, Rule(Action.PUB, topic="topic"), takes_body=False, runs=self._runs
+            ),
             RequestCode.RESUME_CHECK_HALF_MESSAGE: Route(
                 # The half is found by its id: the topic that the request names proves nothing.
                 self.resume,
@@ -91,7 +96,7 @@ class TransactionHandlers:
         if end_offset and self._intake.safety.is_awaited:
             self._intake.when_safe(end_offset, lambda code: peer.reply(request, Reply(code)))
             return None
-        return _DONE.fill((request.opaque,)) if request.serial == JSON else Reply()
+        return ENDED.fill((request.opaque,)) if request.serial == JSON else Reply()
 
     async def resume(self, _peer: Peer, request: Request[ResumeCheck]) -> Reply:
         """Check a discarded half again, from the first time on."""

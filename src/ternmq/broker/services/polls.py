@@ -1,10 +1,11 @@
 """Polls: requests that found nothing and wait for a message instead of being answered (F8, F9).
 
-One table for three kinds. A *pull* waits for the next message of one queue; each pull has its own offset and wants
+One table for four kinds. A *pull* waits for the next message of one queue; each pull has its own offset and wants
 every message from there on, so an arrival wakes all that it concerns. *Pops* of a group compete: one of them takes the
 message away from the others. So an arrival wakes one pop of each group, the one that waits longest, and no other until
 that one has looked; if it leaves something over, the next is woken. *Notices* (notifications) wait as pops do, and have
-bounds of their own.
+bounds of their own. So do *shared pulls*; one of them may also be woken by the name of its consumer, if there is
+something for this consumer alone.
 
 Polls that compete share a *place*: the same kind, group, topic, and queue or all queues. A pop listens to several
 topics, as unacknowledged messages come back in its retry topics. The table is keyed by topic and then by queue::
@@ -74,7 +75,7 @@ class Waiter(Protocol):
 class Poll:
     """One request that waits for a record that passes ``wanted``."""
 
-    __slots__ = ("deadline", "group", "owner", "place", "queue_offset", "size", "timer", "waiter", "wanted")
+    __slots__ = ("deadline", "group", "member", "owner", "place", "queue_offset", "size", "timer", "waiter", "wanted")
 
     def __init__(
         self,
@@ -87,6 +88,7 @@ class Poll:
         deadline: float,
         size: int,
         queue_offset: int = -1,
+        member: str = "",
     ) -> None:
         self.waiter = waiter
         #: The connection, or another object whose end ends the poll (``Polls.drop``).
@@ -99,6 +101,8 @@ class Poll:
         self.size = size
         #: Of a pull: the message that it wants.
         self.queue_offset = queue_offset
+        #: Of a shared pull: the name of its consumer.
+        self.member = member
         self.timer: asyncio.TimerHandle | None = None
 
 
@@ -109,7 +113,7 @@ _PlaceKey = tuple[PollKind, str, str, int]
 class _Place:
     """Polls that wait for the same messages, longest first."""
 
-    __slots__ = ("key", "number", "polls", "topics", "woken")
+    __slots__ = ("by_member", "key", "number", "polls", "topics", "woken")
 
     def __init__(self, key: _PlaceKey, topics: Sequence[str], number: int) -> None:
         self.key = key
@@ -117,6 +121,8 @@ class _Place:
         #: In the order of their making: all are woken in this order, the same in each run.
         self.number = number
         self.polls: dict[Poll, None] = {}
+        #: The newest one of each consumer that has a name.
+        self.by_member: dict[str, Poll] = {}
         #: The poll that was woken and has not looked yet. Pulls do not compete and need none.
         self.woken: Poll | None = None
 
@@ -244,11 +250,11 @@ class Polls:
     ) -> Poll | None:
         """Let a pop or a notice wait until something arrives in one of ``topics``; None if too many wait.
 
-        ``queue_id`` belongs to the first of the topics; of the others, all queues count. With ``member`` it does not
-        wait in line with others of its group: an arrival wakes each member, and ``wake`` one of them.
+        ``queue_id`` belongs to the first of the topics; of the others, all queues count. ``member``: the name of the
+        consumer, for ``wake_member``.
         """
         bounds = self._bounds[kind]
-        key = kind, _waiting_as(group, member), topics[0], queue_id
+        key = kind, group, topics[0], queue_id
         place = self._places.get(key)
         if (
             bounds.count >= bounds.capacity
@@ -256,7 +262,16 @@ class Polls:
             or bounds.bytes + size > bounds.bytes_max
         ):
             return None
-        poll = Poll(waiter, owner, self._place(key, topics), group=group, wanted=wanted, deadline=deadline, size=size)
+        poll = Poll(
+            waiter,
+            owner,
+            self._place(key, topics),
+            group=group,
+            wanted=wanted,
+            deadline=deadline,
+            size=size,
+            member=member,
+        )
         self._park(poll, bounds)
         return poll
 
@@ -279,6 +294,8 @@ class Polls:
     def _park(self, poll: Poll, bounds: _Bounds) -> None:
         poll.timer = self._loop.call_at(poll.deadline, self._expire, poll)
         poll.place.polls[poll] = None
+        if poll.member:
+            poll.place.by_member[poll.member] = poll
         self._by_owner.setdefault(poll.owner, {})[poll] = None
         bounds.count += 1
         bounds.bytes += poll.size
@@ -317,15 +334,29 @@ class Polls:
         for kind in OF_MASTER:
             self.wake(kind, group, topic, queue_id)
 
-    def wake(self, kind: PollKind, group: str, topic: str, queue_id: int, *, member: str = "") -> None:
-        """There is something for a group in a queue, or in ``ALL_QUEUES``: let the one that waits longest look.
-
-        ``member``: there is something for this one, which waits by itself.
-        """
+    def wake(self, kind: PollKind, group: str, topic: str, queue_id: int) -> None:
+        """There is something for a group in a queue, or in ``ALL_QUEUES``: let the one that waits longest look."""
         for place_queue_id in {queue_id, ALL_QUEUES}:
-            place = self._places.get((kind, _waiting_as(group, member), topic, place_queue_id))
+            place = self._places.get((kind, group, topic, place_queue_id))
             if place is not None and place.woken is None:
                 self._wake(next(iter(place.polls)))
+
+    def wake_member(self, group: str, topic: str, member: str) -> None:
+        """There is something for one consumer of a group that shares a topic. Others are woken or not as before."""
+        place = self._places.get((PollKind.SHARE, group, topic, ALL_QUEUES))
+        poll = place.by_member.get(member) if place is not None else None
+        if poll is not None:
+            self._remove(poll)
+            self._note(poll, None)
+
+    def topic_deleted(self, topic: str) -> None:
+        """Have all that wait for a topic look again, which tells them that it is gone."""
+        for key, place in list(self._places.items()):
+            if key[2] == topic:
+                place.woken = None
+                for poll in list(place.polls):
+                    self._remove(poll)
+                    self._note(poll, None)
 
     def scan(self) -> None:
         """Wake every pull whose queue has grown past it."""
@@ -410,6 +441,8 @@ class Polls:
         bounds.count -= 1
         bounds.bytes -= poll.size
         del place.polls[poll]
+        if place.by_member.get(poll.member) is poll:
+            del place.by_member[poll.member]
         if not place.polls:
             self._forget(place)
         polls = self._by_owner[poll.owner]
@@ -431,11 +464,6 @@ class Polls:
                     del topic.queues[queue_id]
             if not topic.all and not topic.queues:
                 del self._topics[name]
-
-
-def _waiting_as(group: str, member: str) -> str:
-    """In keys of places: a group, or one member of it. No group has a name with a slash."""
-    return f"{group}/{member}" if member else group
 
 
 def _listened_queue(place: _Place, topic: str) -> int:

@@ -27,7 +27,7 @@ to topics that are remembered as plain, and these are forgotten when the term en
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 from ternmq import names
@@ -45,8 +45,9 @@ from ternmq.message import Property
 from ternmq.store.durable.safety import Answer, WaitingRun
 from ternmq.store.log.batch import BatchPart, PlacedBatch
 from ternmq.store.log.draft import Draft
+from ternmq.transaction.half import COPY_MARKS, OWN_MARKS, is_asked_for
 from ternmq.transaction.half import MARK as TRANSACTION_MARK
-from ternmq.transaction.half import is_asked_for
+from ternmq.transaction.runs import TransactionForms, TransactionTerms
 from ternmq.types import Buffer
 from ternmq.wire import properties as props
 from ternmq.wire.batch import unpack_messages
@@ -99,6 +100,7 @@ class RunForms(NamedTuple):
     plain: ReplyForm
     #: With a recall handle.
     timed: ReplyForm
+    transactional: TransactionForms
 
 
 class Origin(Protocol):
@@ -167,7 +169,15 @@ class Sending:
         self._run_terms = self._intake.run_terms(self._own_properties_data, marks)
         self._waiting_terms = self._intake.run_terms(self._own_properties_data, (*marks, _NO_WAIT))
         self._timed_terms = self._intake.run_terms(self._own_properties_data, marks, passing=TIMER_MARKS)
+        self._transaction_terms = self._make_transaction_terms(marks)
         self._plain_queues.clear()
+
+    def _make_transaction_terms(self, marks: Sequence[str]) -> TransactionTerms | None:
+        passing = (TRANSACTION_MARK,)
+        half = self._intake.run_terms(self._own_properties_data, (*marks, *OWN_MARKS), passing=passing)
+        # What the broker has added to a half stays as it is.
+        commit = self._intake.run_terms(b"", COPY_MARKS, passing=passing)
+        return TransactionTerms(half, commit) if half is not None and commit is not None else None
 
     def topic_changed(self, _config: TopicConfig | None) -> None:
         """Ask again what may go where."""
@@ -247,23 +257,19 @@ class Sending:
     def send_run(
         self, origin: Origin, sends: Sends, first: int, forms: RunForms, held: HoldReplies
     ) -> tuple[int, bytes]:
-        """Store sends of one read from number ``first`` on, as far as they take the short way of ``send``: plain ones,
-        and those with a delivery time that is plain, too.
+        """Store sends of one read from number ``first`` on, as far as they take the short way of ``send`` and are of
+        one kind: plain ones, those with a delivery time that is plain, too, or halves of transactions. Commits among
+        these are carried out.
 
         The number of the first that is not stored, and the replies to all others, made by ``forms``. Where senders
         wait, these go to ``held`` instead, and to the senders later. What raises in ``send`` is never stored here.
         """
-        number, count, replies = first, sends.count, b""
-        while number < count:
-            begin = number
-            number, made = self._store_plain(origin, sends, number, forms.plain, held)
-            replies += made
-            if number < count:
-                number, made = self._store_timed(origin, sends, number, forms.timed)
-                replies += made
-            if number == begin:
-                break
-        return number, replies
+        if sends.is_transactional(first):
+            return self._store_transactional(origin, sends, first, forms.transactional)
+        number, replies = self._store_plain(origin, sends, first, forms.plain, held)
+        if number > first:
+            return number, replies
+        return self._store_timed(origin, sends, first, forms.timed)
 
     def _is_plain(self, topic: str, queue_id: int) -> bool:
         return 0 <= queue_id < self._plain_queues.get(topic, 0)
@@ -296,6 +302,22 @@ class Sending:
         if terms is None or runs is None or safety.is_guarded or safety.is_awaited:
             return first, b""
         placed = runs.store(sends, first, self._is_plain, terms=terms, form=form, born_host=origin.host)
+        if placed is None:
+            return first, b""
+        for topic, count, body_bytes in placed.sent:
+            self._count(topic, count, body_bytes, calls=count)
+        return placed.next, placed.replies
+
+    def _store_transactional(
+        self, origin: Origin, sends: Sends, first: int, forms: TransactionForms
+    ) -> tuple[int, bytes]:
+        """``send_run`` for halves and commits that come first."""
+        terms, safety = self._transaction_terms, self._safety
+        if terms is None or safety.is_guarded or safety.is_awaited:
+            return first, b""
+        placed = self._transactions.store_run(
+            sends, first, self._is_plain, terms=terms, forms=forms, born_host=origin.host
+        )
         if placed is None:
             return first, b""
         for topic, count, body_bytes in placed.sent:

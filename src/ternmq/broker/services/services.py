@@ -197,6 +197,7 @@ class Services:
         def topic_deleted(topic: str) -> None:
             popping.forget(topic=topic)
             sharing.forget(topic=topic)
+            polls.topic_deleted(topic)
 
         def group_deleted(group: str) -> None:
             popping.forget(group=group)

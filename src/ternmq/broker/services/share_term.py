@@ -88,7 +88,7 @@ class ShareTerm:
         on_end: Callable[[ShareTerm, TernError], None],
     ) -> None:
         """``life`` is a random number of this term. ``wake`` is told group, topic and consumer when there is something
-        in the pull log of a consumer that it did not pull."""
+        in the pull log of a consumer that it did not pull, and "" when there is something for any consumer."""
         self._store = store
         self._offsets = offsets
         self._clock = clock
@@ -286,9 +286,7 @@ class ShareTerm:
                 self.keys.read(key, read=cold)
         known = self.keys.by_place.get(key)
         if known is not None and not known.unread:
-            # Those who wait by name, and those who do not.
-            for consumer in (*self.lives.names(key), ""):
-                self._wake(*key, consumer)
+            self._wake(*key, "")
 
     def _look_after(self, place: Place, consumer: str, known: PullLog) -> None:
         life = self.lives.of(place.key, consumer, self._clock.monotonic())

@@ -97,7 +97,7 @@ class Shared:
     taken: ShareTaken
     wanted: Wanted
     outcome: SharePullOutcome
-    queue_ids: Sequence[int]
+    queue_count: int
 
 
 class Sharing:
@@ -133,7 +133,6 @@ class Sharing:
         self._clock = clock
         self._random = choice
         self._cold_count = 0
-        self._turn = 0
         self._running: ShareTerm | None = None
         self._reason: TernError = NotMaster("this broker is not the master: share messages of the master")
         self.counts = ShareCounts()
@@ -211,7 +210,7 @@ class Sharing:
             ordered=bool(query.order),
             held_max=self._config.max_share_held,
         )
-        shared = Shared(wish, ShareTaken(), wanted, SharePullOutcome.NOTHING, self._queue_ids(config))
+        shared = Shared(wish, ShareTaken(), wanted, SharePullOutcome.NOTHING, config.read_queue_nums)
         self._take(term, shared)
         self.counts.pulls += 1
         may_wait = is_first and self._cold_count < COLD_MAX
@@ -252,7 +251,10 @@ class Sharing:
         if term.memory_bytes >= self._config.max_share_bytes:
             taken.is_full = True
             return
-        term.taker.take_new(wish, taken, shared.queue_ids, read=read)
+        term.taker.take_new(wish, taken, shared.queue_count, read=read)
+        if taken.is_full:
+            # It may have been woken for a message: others have room for it.
+            self._wake(wish.group, wish.topic, "")
         if taken.is_unread:
             term.read_keys_soon()
 
@@ -321,8 +323,7 @@ class Sharing:
         self.counts.acks += 1
         if place.key in term.keys.blocked:
             term.keys.blocked.discard(place.key)
-            for name in term.lives.names(place.key):
-                self._wake(group, topic, name)
+            self._wake(group, topic, "")
 
     def hold(self, query: ConsumerQuery, *, life: int, first: int, last: int, hold_ms: int) -> None:
         """Give numbers of a consumer another time limit, from now on; 0: none. Raises as ``ack``, and ``NoMessage`` if
@@ -491,7 +492,10 @@ class Sharing:
     # --------------------------------------------------------------------------------------------------------------
 
     def _wake(self, group: str, topic: str, consumer: str) -> None:
-        self._polls.wake(PollKind.SHARE, group, topic, ALL_QUEUES, member=consumer)
+        if consumer:
+            self._polls.wake_member(group, topic, consumer)
+        else:
+            self._polls.wake(PollKind.SHARE, group, topic, ALL_QUEUES)
 
     def _check(self, query: ConsumerQuery) -> TopicConfig:
         """The topic; raises what forbids the group to read it, or a name that cannot be one."""
@@ -502,11 +506,3 @@ class Sharing:
             )
         group = self._access.group(query.consumer_group, creates=False)
         return self._access.topic_for(group, query.topic, Way.SHARE)
-
-    def _queue_ids(self, config: TopicConfig) -> Sequence[int]:
-        """All queues, from another one on each time: no queue is always the last."""
-        count = config.read_queue_nums
-        if count <= 1:
-            return range(count)
-        self._turn = first = (self._turn + 1) % count
-        return [*range(first, count), *range(first)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ternmq import names
 from ternmq.broker.config import BrokerConfig
@@ -24,9 +24,13 @@ from ternmq.store.store import MessageStore
 from ternmq.transaction import half as halves
 from ternmq.transaction.checker import TransactionChecker
 from ternmq.transaction.half import Half
+from ternmq.transaction.runs import TransactionForms, TransactionRun, TransactionRuns, TransactionTerms
 from ternmq.transaction.transactions import CheckRules, Ending, Transactions
 from ternmq.wire import properties as props
 from ternmq.wire.record import Sysflag
+
+if TYPE_CHECKING:
+    from ternmq._native import Sends
 
 #: Halves that are shown by one answer: each must be read.
 LISTED_MAX: Final = 1_000
@@ -68,6 +72,7 @@ class TransactionService:
         self._clock = clock
         self._host = host
         self._checker: TransactionChecker | None = None
+        self._runs = TransactionRuns(store.put_packed, memory_bytes=store.memory_bytes)
         self.apply(config)
 
     def apply(self, config: BrokerConfig) -> None:
@@ -140,9 +145,32 @@ class TransactionService:
     def redirect(self, draft: Draft) -> None:
         """Make a half of a message that is part of a transaction, for the intake. Raises ``SystemBusy``."""
         open_max, checker = self._config.max_open_transactions, self._checker
-        if checker is not None and len(checker.transactions.ledger.open) >= open_max:
+        if checker is not None and checker.transactions.open_count >= open_max:
             halves.refuse_half(draft, open_max)
         halves.redirect(draft)
+
+    def store_run(
+        self,
+        sends: Sends,
+        first: int,
+        is_plain: Callable[[str, int], bool],
+        *,
+        terms: TransactionTerms,
+        forms: TransactionForms,
+        born_host: bytes,
+    ) -> TransactionRun | None:
+        """Carry out halves and commits of one read, as far as they are plain (``TransactionRuns.store``).
+
+        ``is_plain`` tells whether messages can go to a queue without further questions.
+        """
+        checker, config = self._checker, self._config
+        if checker is None:
+            return None
+        transactions = checker.transactions
+        # Near the limit, each half is looked at by itself.
+        has_room = transactions.open_count + sends.count <= config.max_open_transactions
+        may_begin = is_plain if has_room and not config.reject_transaction_message else _never
+        return self._runs.store(sends, first, may_begin, transactions, terms=terms, forms=forms, born_host=born_host)
 
     # --- For producers and tools ------------------------------------------------------------------------------------
 
@@ -197,3 +225,7 @@ class TransactionService:
         if self._checker is None:
             raise NotMaster("this broker is not the master: end the transaction at the master")
         return self._checker.transactions
+
+
+def _never(_topic: str, _queue_id: int) -> bool:
+    return False

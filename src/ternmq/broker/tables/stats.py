@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from ternmq.broker.hooks import ConsumptionHooks
 from ternmq.broker.tables.series import Count, Growth, Period, SeriesRoom, SeriesTable, Timeline
 from ternmq.env import Clock
 
@@ -40,8 +41,12 @@ class Note(NamedTuple):
 class Stats:
     """All methods belong to the broker's loop."""
 
-    def __init__(self, clock: Clock, *, series_bytes_max: int = SERIES_BYTES_MAX) -> None:
+    def __init__(
+        self, clock: Clock, *, hooks: ConsumptionHooks | None = None, series_bytes_max: int = SERIES_BYTES_MAX
+    ) -> None:
         self._clock = clock
+        #: They hear of what is counted here, by group; None costs nothing.
+        self._hooks = hooks or None
         self.started_ms = clock.now_ms()
         #: Messages stored, their bytes, and the calls that brought them (a batch is one call).
         self.put_messages = 0
@@ -101,6 +106,8 @@ class Stats:
         count.messages += messages
         count.size_bytes += size_bytes
         count.calls += 1
+        if self._hooks is not None:
+            self._hooks.delivered(group, topic, messages, size_bytes)
 
     def sent_back(self, topic: str, group: str, size_bytes: int, *, is_dead: bool = False) -> None:
         """A consumer gave a message of a topic back. The topic must exist: names that clients make up would stay.
@@ -114,6 +121,8 @@ class Stats:
             count.messages += 1
             count.size_bytes += size_bytes
             count.calls += 1
+        if self._hooks is not None:
+            self._hooks.sent_back(group, topic, size_bytes, is_dead=is_dead)
 
     def missed(self) -> None:
         """A pull found nothing."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ternmq.broker.config import BrokerConfig
+from ternmq.broker.hooks import ConsumptionHooks
 from ternmq.broker.tables.clients import Clients
 from ternmq.broker.tables.filters import Filters
 from ternmq.broker.tables.groups import Groups
@@ -30,7 +31,15 @@ class Tables:
     stats: Stats
 
     @classmethod
-    def load(cls, config: BrokerConfig, clock: Clock, file: Callable[[str], TableFile], *, delay_levels: int) -> Tables:
+    def load(
+        cls,
+        config: BrokerConfig,
+        clock: Clock,
+        file: Callable[[str], TableFile],
+        *,
+        delay_levels: int,
+        hooks: ConsumptionHooks | None = None,
+    ) -> Tables:
         """Read the files; raises ``CorruptFile`` for one that cannot be read, and its backup neither."""
         clients = Clients(
             clock, silence_max_ms=config.channel_expired_timeout, said_bytes_max=config.max_subscription_bytes
@@ -59,7 +68,7 @@ class Tables:
             clients,
             Filters(file("consumerFilter.json"), clock, clients, config),
             Locks(clock),
-            Stats(clock),
+            Stats(clock, hooks=hooks),
         )
         for saved in (tables.topics, tables.groups, tables.offsets, tables.filters):
             saved.load()

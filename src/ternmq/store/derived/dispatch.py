@@ -247,7 +247,7 @@ class Dispatcher:
         have due times or units beside them."""
         for part in run.parts:
             part.queue.extend(part.entries, part.log_end)
-        if self._index is not None:
+        if self._index is not None and run.keys:
             self._index.add_made(run.keys, run.last_offset)
         if self.parts is not None:
             for queue, entries, log_end, _, _ in run.parts:

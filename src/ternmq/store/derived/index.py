@@ -248,6 +248,9 @@ class IndexFile:
         # A process that died between an entry and the header left entries that are not counted.
         while last < self._entries_max and self._entry(last) != _NO_ENTRY:
             last += 1
+        if last == 1:
+            # Begun on a full disk, it may lack even its slots; ``Index`` removes it.
+            return
         # No more than is there, so that a store on a full disk opens.
         self._reserve(self._entry_at(last), ahead_bytes=0)
         if not distrust:

@@ -18,7 +18,7 @@ from typing import Final
 from ternmq.files import make_directory, sync_directory
 from ternmq.store.disk.base import DiskUsage, FileEntry
 from ternmq.store.disk.file_lock import StoreLock
-from ternmq.store.disk.system import as_store_error, border
+from ternmq.store.disk.system import as_store_error, border, sync_data
 
 _ZEROS: Final = memoryview(bytes(256 * 1024))
 
@@ -105,7 +105,7 @@ class FileDisk:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 os.pwrite(fd, data, 0)
-                os.fdatasync(fd)
+                sync_data(fd)
             finally:
                 os.close(fd)
             if is_new:
@@ -180,7 +180,7 @@ class FileDisk:
             except FileNotFoundError:
                 return
             try:
-                os.fdatasync(fd)
+                sync_data(fd)
             finally:
                 os.close(fd)
 
@@ -218,7 +218,20 @@ class MappedSegment:
 
     def reserve(self, begin: int, end: int) -> None:
         with border(self.path, "write"):
-            os.posix_fallocate(self._fd, begin, end - begin)
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self._fd, begin, end - begin)
+            else:
+                self._fill_holes(begin, end)
+
+    def _fill_holes(self, begin: int, end: int) -> None:
+        """What ``posix_fallocate`` does, where it is missing (macOS). No other thread writes to what is reserved."""
+        while begin < end:
+            data = _next_data(self._fd, begin)
+            hole_end = end if data is None else min(data, end)
+            while begin < hole_end:
+                begin += os.pwrite(self._fd, _ZEROS[: hole_end - begin], begin)
+            if begin < end:
+                begin = os.lseek(self._fd, begin, os.SEEK_HOLE)
 
     def remains(self, begin: int) -> Iterator[tuple[int, bytes]]:
         with border(self.path, "read"):
@@ -237,13 +250,13 @@ class MappedSegment:
                 os.pwrite(self._fd, _ZEROS[: len(data)], at)
                 is_changed = True
             if is_changed:
-                os.fdatasync(self._fd)
+                sync_data(self._fd)
 
     def sync(self) -> None:
         # fdatasync on the descriptor writes the same dirty pages as mmap.flush() in half the time, and the file's
         # length never changes here.
         with border(self.path, "flush"):
-            os.fdatasync(self._fd)
+            sync_data(self._fd)
 
 
 class DescriptorFile:

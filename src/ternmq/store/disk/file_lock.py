@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import struct
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -13,8 +14,8 @@ from ternmq.errors import StoreLocked
 from ternmq.files import make_directory
 from ternmq.store.disk.system import border
 
-#: C's ``struct flock`` on Linux: kind, whence, start, length, process.
-_FLOCK: Final = struct.Struct("@hhqqi0q")
+#: C's ``struct flock`` on Linux: kind, whence, start, length, process. On macOS: start, length, process, kind, whence.
+_FLOCK: Final = struct.Struct("@qqihh" if sys.platform == "darwin" else "@hhqqi0q")
 
 _LOCK_TEXT: Final = b"lock"
 
@@ -64,9 +65,17 @@ def lock_holder(path: Path) -> int | None:
         except FileNotFoundError:
             return None
         try:
-            asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
-            kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+            kind, pid = _holder(fd)
         finally:
             os.close(fd)
     # A process that this one cannot see, in another container, is shown as -1 or 0.
     return None if kind == fcntl.F_UNLCK else max(pid, 0)
+
+
+def _holder(fd: int) -> tuple[int, int]:
+    """The kind of the lock that would be in the way of ours, and its process."""
+    if sys.platform == "darwin":
+        _, _, pid, kind, _ = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(0, 1, 0, fcntl.F_WRLCK, 0)))
+    else:
+        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, 0, 0, 1, 0)))
+    return kind, pid

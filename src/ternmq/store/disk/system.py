@@ -1,4 +1,4 @@
-"""The system's errors as ours.
+"""The system under a store: its errors as ours, and what each system calls by another name.
 
 ``OSError`` becomes ``StoreError`` here and nowhere else in the store.
 """
@@ -7,10 +7,29 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from ternmq.errors import DiskFull, StoreError
+
+if hasattr(os, "fdatasync"):
+
+    def sync_data(fd: int) -> None:
+        """Bring the bytes of a file to the disk."""
+        os.fdatasync(fd)
+
+else:
+    # macOS: fsync leaves them in the memory of the disk, which a power cut empties.
+    _FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", None)
+
+    def sync_data(fd: int) -> None:
+        """Bring the bytes of a file to the disk."""
+        if _FULL_SYNC is None:
+            os.fsync(fd)
+        else:
+            fcntl.fcntl(fd, _FULL_SYNC)
 
 
 @contextlib.contextmanager

@@ -62,8 +62,12 @@ class Preparer:
             self._next = None
 
     def ahead(self, segment: Segment, position: int) -> None:
-        """Ask for ``AHEAD_BYTES`` of ready space behind ``position``; returns at once."""
-        if self._thread is not None:
+        """Ask for ``AHEAD_BYTES`` of ready space behind ``position``, if less than half of it is left; returns at once.
+
+        To wake the thread takes longer than to append: a follower that did it each time spent a quarter of its time on
+        it.
+        """
+        if self._thread is not None and segment.ready <= min(position + AHEAD_BYTES // 2, segment.size - 1):
             self._orders.put((segment, position))
 
     def soon(self, start: int) -> None:
