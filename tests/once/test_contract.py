@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from ternmq.errors import ConfigError, InvalidKey, KeyBusy, LeaseLost
 from ternmq.once.guard import Busy, Guard, once
 from ternmq.once.keystore import KeyStore, State, Verdict, claim, renew, settle
 from ternmq.once.memory import MemoryKeys
+from ternmq.once.sqlite import SqliteKeys
 from tests.client.samples import received
 from tests.manual_clock import ManualClock
 
@@ -171,6 +174,25 @@ async def test_a_listener_is_called_once_plain_and_async() -> None:
         await on_order(message)
 
 
+async def test_a_listener_that_is_an_object_is_called_and_what_it_gives_is_awaited() -> None:
+    """S1: a key must not be done while its work has not begun: the copies of the message would be skipped."""
+    calls: list[str] = []
+
+    class Billing:
+        async def __call__(self, message: ReceivedMessage) -> None:
+            calls.extend(message.keys)
+
+    store, billing = MemoryKeys(), Billing()
+    await once(store, scope="billing")(billing)(order())
+    assert ["order-7"] == calls
+
+    plain = once(store, scope="billing")(lambda message: billing(message))
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="make it an `async def`"):
+            await asyncio.to_thread(plain, order("order-8"))
+    assert ["order-7"] == calls
+
+
 async def test_waiting_is_bounded_in_time_and_number() -> None:
     """S1."""
     store = MemoryKeys()
@@ -223,6 +245,7 @@ async def test_bad_keys_are_refused(key: object, sentence: str) -> None:
     [
         ({"lease_ms": 99}, "invalid lease_ms 99: expected a number from 100"),
         ({"keep_ms": "7"}, "invalid keep_ms '7'"),
+        ({"keep_ms": 10**19}, "expected a number from 1 to 3153600000000"),
         ({"waiting_max": -1}, "invalid waiting_max -1"),
         ({"scope": "a:b"}, "invalid scope 'a:b'"),
         ({"scope": ""}, "invalid scope ''"),
@@ -241,3 +264,27 @@ async def test_a_list_of_messages_is_refused() -> None:
     with pytest.raises(InvalidKey, match="one message at a time; use batch_max=1"):
         async with Guard(MemoryKeys(), scope="billing")([order()]):  # type: ignore[arg-type]
             pass
+
+
+def _exit_of_a_child(keys: SqliteKeys) -> int:
+    """The exit code of a forked child that claims a key while the parent is in a transaction."""
+    child = os.fork()
+    if not child:
+        try:
+            found = asyncio.run(keys.change("k", claim("child", 60_000)))
+            os._exit(0 if found.verdict is Verdict.BUSY else 1)
+        except BaseException:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_file_of_keys_is_opened_again_after_a_fork(tmp_path: Path) -> None:
+    """S1: SQLite's connections must not be used in a child, and the lock may be held by a thread of the parent."""
+    keys = SqliteKeys(tmp_path / "keys.db")
+    asyncio.run(keys.change("k", claim("parent", 60_000)))
+    before = keys._connection
+    with keys._lock:
+        assert 0 == _exit_of_a_child(keys)
+    assert keys._connection is before
+    assert asyncio.run(keys.change("k", settle("parent", State.DONE, KEEP_MS)))
+    keys.close()

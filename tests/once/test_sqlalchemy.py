@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 from sqlalchemy import create_engine, text
 
 from ternmq import ConsumeResult, Outage, ReceivedMessage
-from ternmq.errors import ConfigError, KeyStoreFailed, KeyTableMissing
+from ternmq.errors import ConfigError, InvalidKey, KeyStoreFailed, KeyTableMissing
 from ternmq.once.guard import Guard
 from ternmq.once.keystore import KeyStore, State, claim, settle
 from ternmq.once.memory import MemoryKeys
@@ -216,3 +216,25 @@ async def test_bad_stores_are_refused(tmp_path: Path) -> None:
     with pytest.raises(KeyStoreFailed, match=r"cannot use the key store SQLite .*unable to open"):
         async with Guard(SqliteKeys(tmp_path / "none" / "keys.db"), scope="billing")(order()):
             pass
+
+
+async def test_a_key_that_the_database_cannot_store_is_no_outage(postgresql_database: Database) -> None:
+    """S1: an outage would stop all other messages, too."""
+    template = "ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
+    outer = create_engine(postgresql_database.url(), isolation_level="AUTOCOMMIT")
+    with outer.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE latin_keys {template}"))
+    engine = create_engine(outer.url.set(database="latin_keys"))
+    try:
+        store = SqlAlchemyKeys(engine)
+        await store.create()
+        with pytest.raises(InvalidKey, match="cannot store the key"):
+            async with Guard(store, scope="billing")(order("\u4e2d")):
+                pass
+        async with Guard(store, scope="billing")(order("gr\u00f6\u00dfe")) as first:
+            assert first
+    finally:
+        engine.dispose()
+        with outer.connect() as connection:
+            connection.execute(text("DROP DATABASE latin_keys WITH (FORCE)"))
+        outer.dispose()

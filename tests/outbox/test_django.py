@@ -97,6 +97,29 @@ def test_a_committed_message_is_sent_and_a_rolled_back_one_is_not(
     assert [b"by itself", b"committed", b"in order", b"inner", b"published"] == bodies(cluster.name_servers, topic)
 
 
+def test_a_large_transaction_keeps_a_part_of_its_messages_in_memory(
+    cluster: EmbeddedCluster, alias: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """J3: the bound is one of bytes, before the commit; what is rolled back does not count."""
+    topic = f"django-large-{connections[alias].vendor}"
+    config = OutboxConfig(sweep_interval_ms=3_600_000, direct_bytes_max=2_000)
+    given = {"name_servers": cluster.name_servers, "config": config}
+    monkeypatch.setattr(settings, "TERNMQ_OUTBOX", given, raising=False)
+    outbox = DjangoOutbox()
+    large = [Message(topic, b"%d" % number * 1_000) for number in range(5)]
+    with transaction.atomic(using=alias):
+        with pytest.raises(Boom), transaction.atomic(using=alias):
+            outbox.send(*large, using=alias)
+            raise Boom
+        for message in large:
+            outbox.send(message, using=alias)
+    wait_for(lambda: rows(alias) == 0)
+    counters = outbox.counters[alias]
+    outbox.close()
+    assert (2, 3) == (counters.sent_directly, counters.sent_later)
+    assert [message.body for message in large] == bodies(cluster.name_servers, topic)
+
+
 def test_the_migration_and_the_model_agree(alias: str) -> None:
     """J3: Django sees nothing to change, and can read and write the table."""
     call_command("makemigrations", "ternmq_outbox", check=True, dry_run=True, verbosity=0)

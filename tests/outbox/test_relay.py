@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
 from sqlalchemy import create_engine
 
 from ternmq import ClientConfig, EmbeddedCluster, Message
+from ternmq.conflicts import is_conflict
 from ternmq.env import Env
 from ternmq.errors import (
     InvalidMessage,
@@ -30,9 +33,10 @@ from ternmq.outbox.engines import EngineDatabase
 from ternmq.outbox.entry import Row, order_key_of, to_entry
 from ternmq.outbox.relay import Relay
 from ternmq.outbox.rules import Failure, backoff_ms, failure_of, judge
+from ternmq.outbox.schema import Dialect, ddl
 from ternmq.outbox.sending import Parcel, plan
 from ternmq.outbox.service import Service, unique_ids
-from ternmq.outbox.spool import SpoolFile
+from ternmq.outbox.spool import SpoolFile, executing
 from ternmq.outbox.table import Execute, OutboxTable
 from tests.databases import Database, postgresql
 from tests.outbox.topics import bodies_of, messages_of, wait_until
@@ -106,6 +110,48 @@ async def test_a_row_has_one_owner_and_another_one_after_the_lease(database: Eng
     ids = [row.id for row in rows]
     assert 0 == await database.run(lambda execute: database.table.delete(execute, ids, owner="a"))
     assert 2 == await database.run(lambda execute: database.table.delete(execute, ids, owner="b"))
+
+
+def steps_of_a_take(count: int, *, keys: int) -> int:
+    """What SQLite does to take 100 of so many rows, in units of 100 of its instructions."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    for statement in ddl(Dialect.SQLITE):
+        connection.execute(statement)
+    connection.executemany(
+        "INSERT INTO ternmq_outbox (topic, body, message, order_key) VALUES ('orders', 'x', '{}', ?)",
+        [(f"key-{number % keys}",) for number in range(count)],
+    )
+    steps = 0
+
+    def count_one() -> int:
+        nonlocal steps
+        steps += 1
+        return 0
+
+    connection.set_progress_handler(count_one, 100)
+    table = OutboxTable("ternmq_outbox", Dialect.SQLITE)
+    rows = table.take(executing(connection), owner="a", now_ms=1, lease_ms=9, rows_max=100, bytes_max=1 << 20)
+    connection.close()
+    assert list(range(1, 101)) == [row.id for row in rows]
+    return steps
+
+
+@pytest.mark.parametrize("keys", [1, 40])
+def test_a_take_does_not_read_the_whole_backlog_of_its_keys(keys: int) -> None:
+    """J3: after a long outage of the brokers, each take would cost as much as the table is long."""
+    assert steps_of_a_take(20_000, keys=keys) < 2 * steps_of_a_take(500, keys=keys)
+
+
+async def test_what_is_held_does_not_hide_the_rows_behind_it(database: EngineDatabase) -> None:
+    """J3: more rows wait behind a dead one than a take looks at, at first."""
+    await save(database, *some("a", *range(6)), *some("b", 1, 2), Message("orders", b"free"))
+    [first, *_] = await take(database, "r1", rows_max=1)
+    verdict = judge(first, InvalidMessage("no"), now_ms=0, config=OutboxConfig())
+    await database.run(lambda execute: database.table.fail(execute, [verdict], owner="r1"))
+
+    assert [b"b1", b"b2"] == contents(await take(database, "r2", rows_max=2))
+    assert [b"free"] == contents(await take(database, "r3", rows_max=2))
+    assert [] == await take(database, "r4", rows_max=2)
 
 
 async def test_the_first_of_a_key_takes_the_others_along_and_holds_them(database: EngineDatabase) -> None:
@@ -229,7 +275,12 @@ async def test_a_refused_message_dies_with_its_reason_and_holds_its_key(
     )
     async with relaying(database, cluster) as relay:
         assert 1 == await relay.sweep()
-        assert [b"3"] == await bodies_of(cluster.name_servers, topic)
+
+        async def is_readable() -> bool:
+            return [b"3"] == await bodies_of(cluster.name_servers, topic)
+
+        # A broker answers a send before readers see the message.
+        await wait_until(is_readable)
         assert (1, 1) == (relay.counters.refusals, relay.counters.buried)
         dead = await database.run(lambda execute: database.table.dead(execute, count_max=5))
         assert "invalid column 'message'" in dead[0].error
@@ -370,6 +421,23 @@ async def is_sent(relay: Relay, count: int) -> bool:
     return relay.counters.sent_later == count
 
 
+def test_a_write_that_sqlite_refuses_at_once_is_done_again(tmp_path: Path) -> None:
+    """J3: another connection has written since the transaction read. Django begins it so."""
+    with (
+        closing(sqlite3.connect(tmp_path / "outbox.db", isolation_level=None)) as one,
+        closing(sqlite3.connect(tmp_path / "outbox.db", isolation_level=None, timeout=0)) as other,
+    ):
+        one.execute("PRAGMA journal_mode = WAL")
+        one.execute("CREATE TABLE numbers (number)")
+        other.execute("BEGIN")
+        other.execute("SELECT * FROM numbers").fetchall()
+        one.execute("INSERT INTO numbers VALUES (1)")
+        with pytest.raises(sqlite3.OperationalError) as caught:
+            other.execute("INSERT INTO numbers VALUES (2)")
+    assert is_conflict(caught.value)
+    assert not is_conflict(sqlite3.OperationalError("no such table"))
+
+
 # --- Rules ----------------------------------------------------------------------------------------------------
 
 
@@ -482,3 +550,22 @@ def test_every_sharding_key_has_an_order_key_that_databases_can_store(key: str, 
     found = order_key_of(Message("t", b"x", sharding_key=key))
 
     assert expected == found or (found is not None and found.startswith(str(expected)) and len(found) < 255)
+
+
+async def test_what_is_committed_just_before_the_end_is_sent(cluster: EmbeddedCluster, tmp_path: Path) -> None:
+    """J3: also if the relay was not woken yet."""
+    engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
+    database = EngineDatabase(engine)
+    await database.create()
+    entry = to_entry(Message("orders", b"last"), message_id=IDS.next(), body_bytes_max=1 << 22)
+    async with relaying(database, cluster) as relay:
+        now_ms = Env().clock.now_ms()
+        await database.run(
+            lambda execute: database.table.insert(
+                execute, [entry], now_ms=now_ms, owner=relay.owner, due_ms=now_ms + 60_000
+            )
+        )
+        relay.committed([entry])
+    assert 1 == relay.counters.sent_directly
+    await database.close()
+    engine.dispose()

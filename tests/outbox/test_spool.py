@@ -92,3 +92,16 @@ def test_programs_without_asyncio_have_it_too(cluster: EmbeddedCluster, tmp_path
     ) as producer:
         assert not producer.send(Message("spooled-sync", b"2"))
     assert 1 == asyncio.run(waiting(tmp_path / "spool.db"))
+
+
+async def test_a_full_disk_is_said_and_the_spool_works_again_afterwards(tmp_path: Path) -> None:
+    """J3: SQLite may have ended the transaction then, or not."""
+    file = SpoolFile(tmp_path / "spool.db")
+    insert = "INSERT INTO ternmq_outbox (topic, body, message) VALUES ('orders', zeroblob(1000000), '{}')"
+    await file.run(lambda execute: execute("PRAGMA max_page_count = 20"))
+    for _ in range(2):
+        with pytest.raises(OutboxFailed, match="database or disk is full"):
+            await file.run(lambda execute: execute(insert))
+    await file.run(lambda execute: execute("PRAGMA max_page_count = 1000000"))
+    await file.run(lambda execute: execute(insert))
+    await file.close()

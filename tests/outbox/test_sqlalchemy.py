@@ -61,6 +61,22 @@ def test_a_large_transaction_keeps_a_part_of_its_messages_in_memory(cluster: Emb
     assert [b"%d" % number * 1_000 for number in range(5)] == bodies(cluster.name_servers, topic)
 
 
+def test_commits_that_follow_each_other_share_the_work_of_a_relay(cluster: EmbeddedCluster, engine: Engine) -> None:
+    """J3: the first message is sent at once, those behind it when there are enough, or at the end."""
+    topic = f"gathered-{engine.dialect.name}"
+    config = OutboxConfig(sweep_interval_ms=3_600_000, lease_ms=7_200_000, gather_ms=1_800_000, rows_max=3)
+    outbox = Outbox(engine, name_servers=cluster.name_servers, config=config)
+    outbox.create()
+    with outbox, Session(engine) as session:
+        for number, left in ((0, 0), (1, 1), (2, 2), (3, 0), (4, 1)):
+            outbox.send(session, Message(topic, b"%d" % number))
+            session.commit()
+            wait_for(lambda: rows(engine) == left)  # noqa: B023 - it is called at once
+        assert [b"0", b"1", b"2", b"3"] == bodies(cluster.name_servers, topic)
+    assert 0 == rows(engine)
+    assert [b"0", b"1", b"2", b"3", b"4"] == bodies(cluster.name_servers, topic)
+
+
 def test_a_committed_message_is_sent_and_a_rolled_back_one_is_not(cluster: EmbeddedCluster, engine: Engine) -> None:
     """J3: also of savepoints, whichever way they are rolled back."""
     topic = f"plain-{engine.dialect.name}"
@@ -94,6 +110,31 @@ def test_a_committed_message_is_sent_and_a_rolled_back_one_is_not(cluster: Embed
         assert 3 == outbox.counters.sent_directly
 
     assert [b"by itself", b"committed", b"in a savepoint"] == bodies(cluster.name_servers, topic)
+
+
+def test_the_first_message_of_an_outbox_is_rolled_back_as_all_others(engine: Engine) -> None:
+    """J3: also as the first statement of its transaction, before which Python's sqlite3 has begun none."""
+    outbox = Outbox(engine)
+    outbox.create()
+    with Session(engine) as session:
+        outbox.send(session, Message("first", b"never"))
+        session.rollback()
+        assert 0 == rows(engine)
+        outbox.send(session, Message("first", b"saved"))
+        session.commit()
+    assert 1 == rows(engine)
+
+
+async def test_the_first_message_of_an_asyncio_session_is_rolled_back_as_all_others(any_database: Database) -> None:
+    """J3"""
+    engine = create_async_engine(any_database.async_url)
+    outbox = Outbox(engine)
+    await outbox.create_async()
+    async with AsyncSession(engine) as session:
+        await outbox.send(session, Message("first", b"never"))
+        await session.rollback()
+        assert 0 == await session.scalar(text("SELECT COUNT(*) FROM ternmq_outbox"))
+    await engine.dispose()
 
 
 async def test_sessions_with_asyncio_do_the_same(cluster: EmbeddedCluster, any_database: Database) -> None:
@@ -340,8 +381,14 @@ def test_wrong_engines_are_refused() -> None:
         Outbox(create_engine("sqlite:///x.db"), table="a; DROP TABLE b")
     with pytest.raises(ConfigError, match="use `async with`"), Outbox(create_async_engine("sqlite+aiosqlite:///x.db")):
         pass
-    with pytest.raises(ConfigError, match="invalid lease_ms 0"):
+    with pytest.raises(ConfigError, match="invalid lease_ms 0: expected a whole number from 1"):
         OutboxConfig(lease_ms=0)
+    with pytest.raises(ConfigError, match="invalid rows_max 10001: expected a whole number from 1 to 10000"):
+        OutboxConfig(rows_max=10_001)
+    with pytest.raises(ConfigError, match="invalid backoff_max_ms"):
+        OutboxConfig(backoff_max_ms=10**19)
+    with pytest.raises(ConfigError, match="invalid gather_ms 11: expected at most a quarter of lease_ms"):
+        OutboxConfig(gather_ms=11, lease_ms=40)
 
 
 def test_the_application_needs_no_tables_of_ours_but_one() -> None:

@@ -29,7 +29,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Final
 
 from ternmq.client.blocking.loop_thread import loop_thread
-from ternmq.client.consume.listener import ConsumeContext, ConsumeResult, takes_two
+from ternmq.client.consume.listener import ConsumeContext, ConsumeResult, is_async, takes_two
 from ternmq.env import Clock, SystemClock, unpredictable
 from ternmq.errors import ConfigError, InvalidKey, KeyBusy, KeyStoreFailed, LeaseLost
 from ternmq.message import ReceivedMessage
@@ -50,6 +50,8 @@ from ternmq.tasks import Tasks
 log = logging.getLogger(__name__)
 
 LEASE_LEAST_MS: Final = 100
+#: A hundred years: stores cannot add more to their time.
+_TIME_MAX_MS: Final = 100 * 365 * 24 * 3_600_000
 #: While it waits, a guard looks at the key this often, at first and at last.
 _LOOK_FIRST_S: Final = 0.02
 _LOOK_LAST_S: Final = 1.0
@@ -146,8 +148,8 @@ class Guard:
             ("wait_ms", wait_ms, 0),
             ("waiting_max", waiting_max, 0),
         ):
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ConfigError(f"invalid {name} {value!r}: expected a number from {least}")
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= _TIME_MAX_MS:
+                raise ConfigError(f"invalid {name} {value!r}: expected a number from {least} to {_TIME_MAX_MS}")
         if not callable(key):
             raise ConfigError(f"invalid key {key!r}: expected a function of a message")
         self.store = store
@@ -379,6 +381,13 @@ async def _left(holding: contextlib.AbstractAsyncContextManager[Held | None], er
 
 def checked(result: object, context: ConsumeContext | None) -> object:
     """A listener's result if it means that the work is done. Raises ``SentBack`` if it does not."""
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise ConfigError(
+            "a listener with `once` that is not `async` returned something to wait for, so its work is not done; "
+            "make it an `async def`"
+        )
     if result is ConsumeResult.RETRY:
         raise SentBack(ConsumeResult.RETRY)
     if result in (ConsumeResult.COMMIT, ConsumeResult.ROLLBACK) or (context is not None and not context.auto_commit):
@@ -387,10 +396,6 @@ def checked(result: object, context: ConsumeContext | None) -> object:
             "None, ConsumeResult.SUCCESS or ConsumeResult.RETRY"
         )
     return result
-
-
-def is_async(listener: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(listener)
 
 
 def dressed(call: Callable[..., Any], listener: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,9 +21,9 @@ import re
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, TypeVar
 
-from ternmq.client.consume.listener import ConsumeContext
+from ternmq.client.consume.listener import ConsumeContext, is_async
 from ternmq.env import Clock
-from ternmq.errors import ConfigError, KeyStoreFailed, KeyTableMissing
+from ternmq.errors import ConfigError, InvalidKey, KeyStoreFailed, KeyTableMissing
 from ternmq.message import ReceivedMessage
 from ternmq.once.guard import (
     Decorator,
@@ -34,7 +34,6 @@ from ternmq.once.guard import (
     checked,
     dressed,
     held_here,
-    is_async,
     keys_of,
     outcome,
 )
@@ -64,7 +63,7 @@ try:
         update,
     )
     from sqlalchemy.dialects.mysql import VARCHAR
-    from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+    from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
     from sqlalchemy.orm import Session
     from sqlalchemy.pool import StaticPool
@@ -84,9 +83,6 @@ _NOW_MS: Final = {
     "mariadb": "(TIMESTAMPDIFF(MICROSECOND, '1970-01-01 00:00:00', UTC_TIMESTAMP(3)) DIV 1000)",
     "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)",
 }
-#: Errors of two transactions at once, which the next attempt may not have: deadlock, lock timeout, changed row.
-_CONFLICT_STATES: Final = frozenset({"40001", "40P01"})
-_CONFLICT_NUMBERS: Final = frozenset({1020, 1205, 1213})
 
 
 def once_table(metadata: MetaData, name: str = TABLE) -> Table:
@@ -247,7 +243,7 @@ class SqlAlchemyKeys:
         return self._server_now if self._clock is None else literal(self._clock.now_ms(), BigInteger)
 
     async def _run(self, work: Callable[[Connection], T]) -> T:
-        """Do ``work`` in one transaction. Raises ``IntegrityError`` and ``KeyStoreFailed``."""
+        """Do ``work`` in one transaction. Raises ``IntegrityError``, ``InvalidKey`` and ``KeyStoreFailed``."""
         for left in reversed(range(_RACES_MAX)):
             try:
                 if self._async is None:
@@ -256,8 +252,11 @@ class SqlAlchemyKeys:
                     return await connection.run_sync(work)
             except IntegrityError:
                 raise
+            except (DataError, UnicodeError) as error:
+                # Not an outage, which would stop all other messages, too.
+                raise InvalidKey(f"the key store {self.name} cannot store the key: {_reason(error)}") from error
             except SQLAlchemyError as error:
-                if not left or not _is_conflict(error):
+                if not left or not (isinstance(error, DBAPIError) and is_conflict(error.orig)):
                     raise await self._failed(error) from error
             except OSError as error:  # drivers for asyncio
                 raise KeyStoreFailed(f"cannot use the key store {self.name}: {error}", store=self.name) from error
@@ -283,9 +282,7 @@ class SqlAlchemyKeys:
                 "or a migration of once_table()",
                 store=self.name,
             )
-        reason: BaseException = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
-        detail = " ".join(str(reason).split())[:300]
-        return KeyStoreFailed(f"cannot use the key store {self.name}: {detail}", store=self.name)
+        return KeyStoreFailed(f"cannot use the key store {self.name}: {_reason(error)}", store=self.name)
 
     def _missing(self, bind: Engine | Connection) -> list[str]:
         found = inspect(bind)
@@ -374,10 +371,6 @@ def _identity(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def _is_conflict(error: SQLAlchemyError) -> bool:
-    if not isinstance(error, DBAPIError) or error.orig is None:
-        return False
-    cause: Any = error.orig
-    number = cause.args[0] if cause.args else None
-    state = getattr(cause, "sqlstate", None)
-    return state in _CONFLICT_STATES or number in _CONFLICT_NUMBERS or "database is locked" in str(cause)
+def _reason(error: Exception) -> str:
+    reason: BaseException = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    return " ".join(str(reason).split())[:300]

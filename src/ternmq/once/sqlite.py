@@ -13,6 +13,7 @@ import sqlite3
 from collections.abc import Iterator
 from threading import Lock
 from typing import Final
+from weakref import WeakSet
 
 from ternmq.env import Clock, SystemClock
 from ternmq.errors import KeyStoreFailed
@@ -38,6 +39,19 @@ DELETE FROM ternmq_once WHERE name IN (
 )"""
 
 
+#: All that may have an open file when this process forks.
+_all: WeakSet[SqliteKeys] = WeakSet()
+
+
+def _after_fork() -> None:
+    for keys in _all:
+        keys.forked()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 class SqliteKeys:
     """A ``KeyStore`` in the file ``path``. May be used in any thread and loop; ``close`` it at the end."""
 
@@ -47,6 +61,13 @@ class SqliteKeys:
         self._clock = clock or SystemClock()
         self._lock = Lock()
         self._connection: sqlite3.Connection | None = None
+        #: That of the parent after a fork. It is never closed here: that would end a transaction of the parent.
+        self._of_parent: sqlite3.Connection | None = None
+        _all.add(self)
+
+    def forked(self) -> None:
+        """Open the file again in a child process: SQLite's connections and our lock are of the parent."""
+        self._of_parent, self._connection, self._lock = self._connection, None, Lock()
 
     async def change(self, key: str, decide: Decide[T]) -> T:
         return await asyncio.to_thread(self._change, key, decide)

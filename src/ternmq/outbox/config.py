@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Final
 
 from ternmq.errors import ConfigError
+
+#: Their ids are in the text of one statement.
+_ROWS_MAX: Final = 10_000
+#: As ms, a hundred years: databases cannot add more to their time.
+_MOST: Final = 100 * 365 * 24 * 3_600_000
 
 
 @dataclass(slots=True, frozen=True)
@@ -23,7 +29,10 @@ class OutboxConfig:
         backoff_max_ms: The longest wait between two attempts, in ms.
         refusals_max: How often brokers may refuse a message before it is dead. Brokers that cannot be reached do not
             count: then the message waits.
-        rows_max: How many messages are taken at once.
+        gather_ms: While commits of this process follow each other, their messages are sent at most this often, in ms:
+            what gathers meanwhile shares the work in the database. A message that comes alone is sent at once. 0: never
+            wait.
+        rows_max: How many messages are taken at once, up to 10,000.
         bytes_max: How many bytes of bodies are taken at once; a single message may be larger.
         batch_bytes: Messages of one topic are sent in batches of up to this size. 0: each message alone.
         direct_bytes_max: How many bytes of committed messages this process keeps in memory to send them without reading
@@ -37,6 +46,7 @@ class OutboxConfig:
     backoff_ms: int = 1_000
     backoff_max_ms: int = 60_000
     refusals_max: int = 16
+    gather_ms: int = 10
     rows_max: int = 500
     bytes_max: int = 8 * 1024 * 1024
     batch_bytes: int = 256 * 1024
@@ -46,9 +56,12 @@ class OutboxConfig:
     def __post_init__(self) -> None:
         for name in (one.name for one in fields(self)):
             value = getattr(self, name)
-            if (
-                not isinstance(value, int)
-                or value < 0
-                or (value == 0 and name not in ("batch_bytes", "direct_bytes_max"))
-            ):
-                raise ConfigError(f"invalid {name} {value!r}: expected a whole number above 0")
+            least = 0 if name in ("gather_ms", "batch_bytes", "direct_bytes_max") else 1
+            most = _ROWS_MAX if name == "rows_max" else _MOST
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+                raise ConfigError(f"invalid {name} {value!r}: expected a whole number from {least} to {most}")
+        if self.gather_ms > self.lease_ms // 4:
+            raise ConfigError(
+                f"invalid gather_ms {self.gather_ms}: expected at most a quarter of lease_ms ({self.lease_ms}), so "
+                "that there is time left to send"
+            )

@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
+from ternmq.conflicts import is_conflict
 from ternmq.errors import ConfigError, OutboxFailed, OutboxMissing
 from ternmq.outbox.entry import ERROR_LENGTH, MESSAGE_ID_LENGTH, ORDER_KEY_LENGTH, OWNER_LENGTH, TOPIC_LENGTH
 from ternmq.outbox.schema import TABLE, Dialect, check_name, index_name
-from ternmq.outbox.table import CHANNEL, CONFLICTS_MAX, Execute, OutboxTable, Result, Values, is_conflict
+from ternmq.outbox.table import CHANNEL, CONFLICTS_MAX, Execute, OutboxTable, Result, Values
 
 try:
     from sqlalchemy import (
@@ -95,8 +96,9 @@ def executing(connection: Connection) -> Execute:
     """Statements in the transaction of a connection."""
 
     def execute(statement: str, values: Values | Sequence[Values] = (), /) -> Result:
-        # What text() does not know as a value stays as it is; there is no other colon in the statements.
-        result = connection.execute(text(statement), values or None)
+        # What text() does not know as a value stays as it is; there is no other colon in the statements. Without values
+        # nothing has to be understood, or remembered: lists of ids make a text that comes once.
+        result = connection.execute(text(statement), values) if values else connection.exec_driver_sql(statement)
         if result.returns_rows:
             rows = [tuple(row) for row in result]
             return Result(rows, len(rows))

@@ -19,6 +19,7 @@ outbox, and in other languages with their own INSERT; so what is read back is in
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -39,6 +40,8 @@ OWNER_LENGTH: Final = 64
 #: Body and column ``message`` of a row that a relay reads. No broker takes so much, but any program can insert it, and
 #: then every relay would die of it, one after the other.
 ROW_BYTES_MAX: Final = 64 * 1024 * 1024
+#: What a row takes in memory beside its body and message: a million tiny ones are not tiny.
+_OBJECT_BYTES: Final = 300
 
 
 class _Details(msgspec.Struct, omit_defaults=True):
@@ -71,7 +74,8 @@ class NewRow:
 
     @property
     def size_bytes(self) -> int:
-        return len(self.body) + text_bytes(self.message)
+        """What it takes in memory, about."""
+        return len(self.body) + text_bytes(self.message) + _OBJECT_BYTES
 
 
 @dataclass(slots=True, frozen=True)
@@ -153,6 +157,16 @@ def to_entry(message: Message, *, message_id: str, body_bytes_max: int) -> NewRo
     except (TypeError, msgspec.MsgspecError) as error:
         raise InvalidMessage(f"the message to {message.topic!r} cannot be saved: {error}") from None
     return NewRow(message_id, message.topic, bytes(message.body), text, order_key_of(message))
+
+
+def fitting(entries: Iterable[NewRow], *, used_bytes: int, bytes_max: int) -> list[NewRow]:
+    """Those without an order that may be kept in memory until the commit: a transaction may save gigabytes."""
+    found: list[NewRow] = []
+    for entry in entries:
+        if entry.order_key is None and used_bytes < bytes_max:
+            found.append(entry)
+            used_bytes += entry.size_bytes
+    return found
 
 
 def text_bytes(text: str) -> int:

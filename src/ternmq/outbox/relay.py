@@ -19,6 +19,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -111,12 +113,23 @@ class Relay:
         self._sending = sending
         self._config = config
         self._clock = env.clock
+        #: What this process has committed. Its threads add to it, and wake the loop only if the relay would not look
+        #: by itself: to wake it for each commit costs more than what the relay does for it.
+        self._lock = threading.Lock()
         self._committed: deque[NewRow] = deque()
         self._committed_bytes = 0
+        self._is_waiting = False
+        self._is_gathering = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._has_committed = asyncio.Event()
         self._is_due = asyncio.Event()
         self._idle = asyncio.Event()
         self._takes = 0
+        #: When the last round of committed messages began, in monotonic seconds.
+        self._round_began = -math.inf
+        #: Set when a round shall not wait for more: there is enough, or this is the end.
+        self._hurries = asyncio.Event()
+        self._is_closing = False
         self._rare_log = RareLog(log, self._clock.monotonic)
         #: Held during a round: the end of the relay waits for it.
         self._in_round = asyncio.Lock()
@@ -124,6 +137,7 @@ class Relay:
     @contextlib.asynccontextmanager
     async def running(self, *, sweeps: bool = True) -> AsyncIterator[None]:
         """Relay until the end of the block; what was committed by then is sent first, if that takes not too long."""
+        self._loop = asyncio.get_running_loop()
         async with Tasks() as tasks:
             tasks.create_task(self._forever(self._send_committed))
             if sweeps:
@@ -132,6 +146,8 @@ class Relay:
             try:
                 yield
             finally:
+                self._is_closing = True
+                self._hurries.set()
                 with contextlib.suppress(TimeoutError, OutboxFailed):
                     async with asyncio.timeout(self._config.close_timeout_ms / 1000):
                         await self._drained(sweeps=sweeps)
@@ -145,33 +161,70 @@ class Relay:
         return self._committed_bytes < self._config.direct_bytes_max
 
     def committed(self, entries: Sequence[NewRow]) -> None:
-        """Send entries that were inserted with ``owner``. On the loop's thread only."""
-        self._committed.extend(entries)
-        self._committed_bytes += sum(entry.size_bytes for entry in entries)
+        """Send entries that were inserted with ``owner``. May be called in any thread of the process."""
+        size = sum(entry.size_bytes for entry in entries)
+        with self._lock:
+            self._committed.extend(entries)
+            self._committed_bytes += size
+            wakes = self._is_waiting or (self._is_gathering and self._is_full)
+            if wakes:
+                self._is_waiting = self._is_gathering = False
+        if wakes and self._loop is not None:
+            # At the end of the program nothing may be left to call.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._look)
+
+    def _look(self) -> None:
         self._idle.clear()
         self._has_committed.set()
+        self._hurries.set()
 
     def wake(self) -> None:
         """Look into the table now. On the loop's thread only."""
         self._is_due.set()
 
     async def _send_committed(self) -> None:
-        if not self._committed:
+        with self._lock:
+            waits = self._is_waiting = not self._committed
+        if waits:
             self._idle.set()
             self._has_committed.clear()
             await self._has_committed.wait()
+        await self._gather()
         entries = self._next_committed()
         try:
-            await self._deliver_committed(entries)
+            if entries:
+                await self._deliver_committed(entries)
         finally:
-            self._committed_bytes -= sum(entry.size_bytes for entry in entries)
+            with self._lock:
+                self._committed_bytes -= sum(entry.size_bytes for entry in entries)
+
+    async def _gather(self) -> None:
+        """A round is two transactions, whatever it sends: while commits follow each other closely, they share one."""
+        early_s = self._round_began + self._config.gather_ms / 1000 - self._clock.monotonic()
+        self._hurries.clear()
+        with self._lock:
+            gathers = self._is_gathering = early_s > 0 and not self._is_full and not self._is_closing
+        if gathers:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(early_s):
+                    await self._hurries.wait()
+            with self._lock:
+                self._is_gathering = False
+        self._round_began = self._clock.monotonic()
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether there is enough for a round."""
+        return len(self._committed) >= self._config.rows_max or self._committed_bytes >= self._config.bytes_max
 
     def _next_committed(self) -> list[NewRow]:
         entries: list[NewRow] = []
         total = 0
-        while self._committed and len(entries) < self._config.rows_max and total < self._config.bytes_max:
-            entries.append(self._committed.popleft())
-            total += entries[-1].size_bytes
+        with self._lock:
+            while self._committed and len(entries) < self._config.rows_max and total < self._config.bytes_max:
+                entries.append(self._committed.popleft())
+                total += entries[-1].size_bytes
         return entries
 
     async def _deliver_committed(self, entries: Sequence[NewRow]) -> None:
@@ -318,6 +371,10 @@ class Relay:
         return self._clock.monotonic() + lease_ms / 1000 * (1 - _SETTLE_SHARE)
 
     async def _drained(self, *, sweeps: bool) -> None:
+        with self._lock:
+            if self._committed:
+                # What wakes the relay for it may still be on its way.
+                self._idle.clear()
         await self._idle.wait()
         if sweeps:
             # What was committed last may not have been seen yet.
@@ -327,8 +384,10 @@ class Relay:
 
     async def _give_back(self) -> None:
         """Other relays need not wait for the end of our leases."""
-        entries, table = list(self._committed), self.database.table
-        self._committed.clear()
+        table = self.database.table
+        with self._lock:
+            entries = list(self._committed)
+            self._committed.clear()
         if not entries:
             return
 

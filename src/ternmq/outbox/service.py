@@ -115,6 +115,8 @@ async def publish(
         results = await service.sending.send([Row.of(0, entry)], until=env.clock.monotonic() + config.lease_ms / 1000)
         if results.failed:
             raise results.failed[0][1] from None
+        if not results.sent:
+            raise  # the time was over before the first attempt
         return True
     if is_ordered:
         # Messages of its key may be in the table already.

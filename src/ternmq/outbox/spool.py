@@ -3,8 +3,8 @@
 ::
 
     async with SpoolingProducer("shop", "/var/spool/shop.db", name_servers="127.0.0.1:9876") as producer:
-        receipt = await producer.send(Message("orders", b"paid", sharding_key="order-1"))
-        if receipt is None: ...   # in the spool
+        if not await producer.send(Message("orders", b"paid", sharding_key="order-1")):
+            ...  # in the spool
 
 The spool is a SQLite file with an outbox table, so the relay and ``tern outbox`` work on it as on any database. The
 producer relays its own spool; after its end ``tern outbox relay --spool FILE`` does.
@@ -67,10 +67,12 @@ class SpoolFile:
             connection.execute("BEGIN IMMEDIATE")
             try:
                 result = work(executing(connection))
+                connection.execute("COMMIT")
             except BaseException:
-                connection.execute("ROLLBACK")
+                # A full disk has ended it already, sometimes.
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
                 raise
-            connection.execute("COMMIT")
             return result
         except sqlite3.Error as error:
             raise OutboxFailed(f"cannot use the spool {self.name}: {error}", database=self.name) from error

@@ -22,6 +22,7 @@ keeps their order.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -35,9 +36,9 @@ from ternmq.errors import ConfigError, NotRunning
 from ternmq.message import Message
 from ternmq.outbox.config import OutboxConfig
 from ternmq.outbox.engines import EngineDatabase, executing
-from ternmq.outbox.entry import NewRow, to_entry
+from ternmq.outbox.entry import NewRow, fitting, to_entry
 from ternmq.outbox.relay import Counters, Relay
-from ternmq.outbox.schema import TABLE
+from ternmq.outbox.schema import TABLE, Dialect
 from ternmq.outbox.service import GROUP, Service, publish, unique_ids
 
 try:
@@ -237,7 +238,7 @@ class Outbox:
             else:
                 # The first time anything may be wrong with the table. A failed statement must not end the transaction.
                 database.check_exists(connection)
-                with connection.begin_nested():
+                with _savepoint(connection, database):
                     self._insert(connection, database, entries, relay, saved)
                 self._proven.add(database)
         except SQLAlchemyError as error:
@@ -254,7 +255,9 @@ class Outbox:
         saved: _Saved,
     ) -> None:
         now_ms, table, execute = self._env.clock.now_ms(), database.table, executing(connection)
-        leased = saved.fitting(entries, self._config.direct_bytes_max) if relay is not None and relay.has_room else []
+        leased: list[NewRow] = []
+        if relay is not None and relay.has_room:
+            leased = fitting(entries, used_bytes=saved.leased_bytes, bytes_max=self._config.direct_bytes_max)
         if relay is not None and leased:
             due_ms = now_ms + self._config.lease_ms
             table.insert(execute, leased, now_ms=now_ms, owner=relay.owner, due_ms=due_ms)
@@ -386,19 +389,9 @@ class _Saved:
     def __init__(self) -> None:
         self._leased: dict[Relay, tuple[_RunningOutbox, list[NewRow]]] = {}
         self._woken: set[Relay] = set()
-        self._leased_bytes = 0
+        self.leased_bytes = 0
         #: Databases that wake other relays at the commit.
         self.notified: set[EngineDatabase] = set()
-
-    def fitting(self, entries: Sequence[NewRow], bytes_max: int) -> list[NewRow]:
-        """Those of the entries that may be kept in memory until the commit: a transaction may save gigabytes."""
-        found: list[NewRow] = []
-        total = self._leased_bytes
-        for entry in entries:
-            if entry.order_key is None and total < bytes_max:
-                found.append(entry)
-                total += entry.size_bytes
-        return found
 
     def add(
         self, running: _RunningOutbox | None, relay: Relay, leased: Sequence[NewRow], *, wakes: bool = False
@@ -406,16 +399,22 @@ class _Saved:
         """Tell ``relay`` of entries that are ``leased`` to it; or that others wait in the table."""
         if running is not None:
             self._leased.setdefault(relay, (running, []))[1].extend(leased)
-            self._leased_bytes += sum(entry.size_bytes for entry in leased)
+            self.leased_bytes += sum(entry.size_bytes for entry in leased)
             if wakes:
                 self._woken.add(relay)
 
     def committed(self) -> None:
         for relay, (running, entries) in self._leased.items():
-            if entries:
-                running.call(relay.committed, entries)
+            if entries and running.is_here:
+                relay.committed(entries)
             if relay in self._woken:
                 running.call(relay.wake)
+
+
+def _savepoint(connection: Connection, database: EngineDatabase) -> contextlib.AbstractContextManager[object]:
+    # SQLite needs none: a failed statement ends no transaction there. And Python's sqlite3 begins no transaction before
+    # a savepoint, so that the end of the savepoint would be a commit.
+    return contextlib.nullcontext() if database.table.dialect is Dialect.SQLITE else connection.begin_nested()
 
 
 async def _ids_after(saved: Awaitable[list[str]]) -> list[str]:

@@ -32,9 +32,8 @@ CHANNEL: Final = "ternmq_outbox"
 
 #: How often a transaction is done again that gave way to another one.
 CONFLICTS_MAX: Final = 10
-#: Serialization failure and deadlock, of PostgreSQL; deadlock and lock wait time-out, of MariaDB and MySQL.
-_CONFLICT_STATES: Final = frozenset({"40001", "40P01"})
-_CONFLICT_NUMBERS: Final = frozenset({1213, 1205})
+
+_ID_MAX: Final = 2**63 - 1
 
 Values = Mapping[str, object]
 
@@ -142,11 +141,10 @@ class OutboxTable:
         """Those of our entries that are committed, and leased to ``owner`` beyond ``until_ms``."""
         # As text: with SQLAlchemy, hundreds of values cost seven times as much as all else here. The ids are our own.
         assert all(entry.message_id.isalnum() for entry in entries)
+        message_ids = "', '".join(entry.message_id for entry in entries)
         found = execute(
-            f"SELECT id, message_id FROM {self.name} "
-            f"WHERE message_id IN ({', '.join(repr(entry.message_id) for entry in entries)}) "
-            "AND owner = :owner AND due_ms > :until_ms",
-            {"owner": owner, "until_ms": until_ms},
+            f"SELECT id, message_id FROM {self.name} WHERE message_id IN ('{message_ids}') "
+            f"AND owner = {_word(owner)} AND due_ms > {int(until_ms)}",
         ).rows
         ids = {message_id: _number(row_id) for row_id, message_id in found}
         return [Row.of(ids[entry.message_id], entry) for entry in entries if entry.message_id in ids]
@@ -167,10 +165,11 @@ class OutboxTable:
         ids = self._chosen(execute, now_ms=now_ms, rows_max=rows_max, bytes_max=bytes_max)
         if not ids:
             return []
+        # «+ 0»: else SQLite takes the index of what is due, and reads all of it.
         values: dict[str, object] = {"owner": owner, "until_ms": now_ms + lease_ms, "now_ms": now_ms}
         changed = execute(
             f"UPDATE {self.name} SET owner = :owner, due_ms = :until_ms "
-            f"WHERE id IN ({_numbers(ids)}) AND state = {WAITING} AND due_ms <= :now_ms",
+            f"WHERE id IN ({_numbers(ids)}) AND state + 0 = {WAITING} AND due_ms + 0 <= :now_ms",
             values,
         ).changed
         if not changed:
@@ -199,17 +198,19 @@ class OutboxTable:
 
     def _chosen(self, execute: Execute, *, now_ms: int, rows_max: int, bytes_max: int) -> list[int]:
         """The ids to take: what is due, as far as it fits."""
-        lock = " FOR UPDATE SKIP LOCKED" if self.skip_locked else ""
-        candidates = execute(
-            f"SELECT o.id, o.order_key, {self._length}(o.body) + {self._length}(o.message) FROM {self.name} o "
-            f"WHERE o.state = {WAITING} AND o.due_ms <= :now_ms AND (o.order_key IS NULL OR NOT EXISTS "
-            f"(SELECT 1 FROM {self.name} p WHERE p.order_key = o.order_key AND p.id < o.id)) "
-            f"ORDER BY o.due_ms, o.id LIMIT {rows_max}{lock}",
-            {"now_ms": now_ms},
-        ).rows
-        sizes = {_number(row_id): _number(size) for row_id, _, size in candidates}
-        if keys := [key for _, key, _ in candidates if key is not None]:
-            sizes |= self._behind(execute, keys, now_ms=now_ms, rows_max=rows_max)
+        # At first only among the oldest that are due. To look for the first rows of as many keys as fit would read the
+        # whole table after a long outage: most of its rows are behind others.
+        due = f"state = {WAITING} AND due_ms <= {int(now_ms)}"
+        found = execute(f"SELECT id FROM {self.name} WHERE {due} ORDER BY due_ms, id LIMIT {rows_max}").rows
+        if not found:
+            return []
+        oldest = [_number(row_id) for (row_id,) in found]
+        # «+ 0»: as in ``take``.
+        among = f"o.id IN ({_numbers(oldest)}) AND o.state + 0 = {WAITING} AND o.due_ms + 0 <= {int(now_ms)}"
+        sizes = self._free(execute, among, last_id=max(oldest), now_ms=now_ms, rows_max=rows_max)
+        if len(oldest) == rows_max and len(sizes) < rows_max // 2:
+            # Most of them are held by others, or another relay takes them now.
+            sizes |= self._free(execute, due, last_id=_ID_MAX, now_ms=now_ms, rows_max=rows_max)
         chosen: list[int] = []
         total = 0
         # By id, as the rows behind a first one come after it: what is cut off leaves a beginning of each key.
@@ -220,13 +221,30 @@ class OutboxTable:
             chosen.append(row_id)
         return chosen
 
-    def _behind(self, execute: Execute, keys: Sequence[object], *, now_ms: int, rows_max: int) -> dict[int, int]:
+    def _free(self, execute: Execute, which: str, *, last_id: int, now_ms: int, rows_max: int) -> dict[int, int]:
+        """Ids and sizes of rows that can be taken now, up to ``last_id``."""
+        lock = " FOR UPDATE SKIP LOCKED" if self.skip_locked else ""
+        found = execute(
+            f"SELECT o.id, o.order_key, {self._length}(o.body) + {self._length}(o.message) FROM {self.name} o "
+            f"WHERE {which} AND (o.order_key IS NULL OR NOT EXISTS "
+            f"(SELECT 1 FROM {self.name} p WHERE p.order_key = o.order_key AND p.id < o.id)) "
+            f"ORDER BY o.due_ms, o.id LIMIT {rows_max}{lock}"
+        ).rows
+        sizes = {_number(row_id): _number(size) for row_id, _, size in found}
+        if keys := [key for _, key, _ in found if key is not None]:
+            sizes |= self._behind(execute, keys, last_id=last_id, now_ms=now_ms, rows_max=rows_max)
+        return sizes
+
+    def _behind(
+        self, execute: Execute, keys: Sequence[object], *, last_id: int, now_ms: int, rows_max: int
+    ) -> dict[int, int]:
         """Ids and sizes of the rows of these keys, from the first on, as far as they can be taken now."""
         names = {f"k{number}": key for number, key in enumerate(keys)}
         found = execute(
             f"SELECT order_key, id, {self._length}(body) + {self._length}(message), "
             f"CASE WHEN state = {WAITING} AND due_ms <= :now_ms THEN 1 ELSE 0 END "
-            f"FROM {self.name} WHERE order_key IN ({', '.join(map(':{}'.format, names))}) ORDER BY id LIMIT {rows_max}",
+            f"FROM {self.name} WHERE order_key IN ({', '.join(map(':{}'.format, names))}) AND id <= {last_id} "
+            f"ORDER BY id LIMIT {rows_max}",
             {**names, "now_ms": now_ms},
         ).rows
         free: dict[int, int] = {}
@@ -240,9 +258,7 @@ class OutboxTable:
 
     def delete(self, execute: Execute, ids: Iterable[int], *, owner: str) -> int:
         """Delete rows that were sent, as far as they still belong to ``owner``."""
-        return execute(
-            f"DELETE FROM {self.name} WHERE id IN ({_numbers(ids)}) AND owner = :owner", {"owner": owner}
-        ).changed
+        return execute(f"DELETE FROM {self.name} WHERE id IN ({_numbers(ids)}) AND owner = {_word(owner)}").changed
 
     def release(self, execute: Execute, ids: Iterable[int], *, owner: str) -> None:
         """Give rows back that were not sent."""
@@ -318,18 +334,15 @@ class OutboxTable:
         return execute(f"DELETE FROM {self.name} WHERE state = {DEAD} AND id IN ({_numbers(ids)})").changed
 
 
-def is_conflict(error: BaseException | None) -> bool:
-    """Whether the database chose this transaction to give way to another one: it can be done again at once.
-
-    Relays meet each other in the indexes, and InnoDB answers that with a deadlock now and then.
-    """
-    code = error.args[0] if error is not None and error.args else None
-    return getattr(error, "sqlstate", None) in _CONFLICT_STATES or code in _CONFLICT_NUMBERS
-
-
 def _numbers(ids: Iterable[int]) -> str:
     """Numbers for an IN (…); as text, since they are ours and statements have few places for values."""
     return ", ".join(str(int(one)) for one in ids)
+
+
+def _word(owner: str) -> str:
+    """An owner as text of a statement; they are ours."""
+    assert owner.replace(".", "").isalnum()
+    return f"'{owner}'"
 
 
 def _number(value: object) -> int:

@@ -14,7 +14,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ternmq.errors import OutboxFailed, OutboxMissing
 from ternmq.outbox.schema import TABLE, Dialect
-from ternmq.outbox.table import CONFLICTS_MAX, Execute, OutboxTable, Result, Values, is_conflict
+from ternmq.outbox.table import CONFLICTS_MAX, Execute, OutboxTable, Result, Values
 
 T = TypeVar("T")
 

@@ -44,7 +44,7 @@ from ternmq.errors import ConfigError, NotRunning
 from ternmq.message import Message
 from ternmq.outbox.config import OutboxConfig
 from ternmq.outbox.django.database import DjangoDatabase, executing
-from ternmq.outbox.entry import NewRow, to_entry
+from ternmq.outbox.entry import NewRow, fitting, to_entry
 from ternmq.outbox.relay import Counters, Relay
 from ternmq.outbox.service import GROUP, Service, publish, unique_ids
 
@@ -94,11 +94,12 @@ class DjangoOutbox:
     def _insert(process: _Process, database: DjangoDatabase, entries: Sequence[NewRow], relay: Relay | None) -> None:
         now_ms, table = process.env.clock.now_ms(), database.table
         execute = executing(connections[database.alias])
-        leased = [entry for entry in entries if entry.order_key is None] if relay is not None and relay.has_room else []
-        others = [entry for entry in entries if entry not in leased] if leased else entries
+        leased = process.fitting(entries) if relay is not None and relay.has_room else []
+        known = {entry.message_id for entry in leased}
+        others = [entry for entry in entries if entry.message_id not in known]
         if relay is not None and leased:
             table.insert(execute, leased, now_ms=now_ms, owner=relay.owner, due_ms=now_ms + process.config.lease_ms)
-            transaction.on_commit(partial(process.call, relay.committed, leased), using=database.alias)
+            transaction.on_commit(_Leased(process, relay, leased), using=database.alias)
         if others:
             table.insert(execute, others, now_ms=now_ms)
             if relay is not None:
@@ -159,6 +160,10 @@ class _Process:
         self._ids_lock = threading.Lock()
         self._lock = threading.Lock()
         self._databases: dict[str, DjangoDatabase] = {}
+        #: What transactions that run have saved for relays of this process.
+        self.leased_bytes = 0
+        #: Entered again when a transaction that is rolled back is cleared away meanwhile.
+        self.leased_lock = threading.RLock()
         self.service: Service | None = None
         self.thread: LoopThread = loop_thread()
         if given.get("relay", True):
@@ -187,6 +192,10 @@ class _Process:
                 self._databases[alias] = database
             return self._databases[alias]
 
+    def fitting(self, entries: Sequence[NewRow]) -> list[NewRow]:
+        """Those of the entries that may be kept in memory until the commit."""
+        return fitting(entries, used_bytes=self.leased_bytes, bytes_max=self.config.direct_bytes_max)
+
     def relay(self, database: DjangoDatabase) -> Relay | None:
         return self.service.relay_of(database) if self.service is not None else None
 
@@ -202,6 +211,25 @@ class _Process:
                 self.thread.run(self.service.__aexit__(None, None, None))
                 for database in self._databases.values():
                     self.thread.run(database.close())
+
+
+class _Leased:
+    """Entries of a transaction that are leased to a relay of this process; its commit calls it. Django forgets it after
+    the commit, and with a rollback, also of a savepoint: then it does not count any more."""
+
+    def __init__(self, process: _Process, relay: Relay, entries: Sequence[NewRow]) -> None:
+        self._process, self._relay, self._entries = process, relay, entries
+        self._bytes = sum(entry.size_bytes for entry in entries)
+        with process.leased_lock:
+            process.leased_bytes += self._bytes
+
+    def __call__(self) -> None:
+        if self._process.pid == os.getpid():
+            self._relay.committed(self._entries)
+
+    def __del__(self) -> None:
+        with self._process.leased_lock:
+            self._process.leased_bytes -= self._bytes
 
 
 #: The outbox of this application.
