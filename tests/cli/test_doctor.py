@@ -16,6 +16,7 @@ from ternmq.cli.findings import DiskFacts, DoctorFinding, Severity
 from ternmq.cli.machine import disk_facts, limits
 from ternmq.cli.sizing import Sizing, size
 from tests.cli.conftest import Serving, tern
+from tests.net.address_servers import Listing, address_server
 
 Tern = Callable[..., subprocess.CompletedProcess[str]]
 GIB = 1 << 30
@@ -151,6 +152,37 @@ def test_the_ports_of_a_configuration_are_checked(tmp_path: Path) -> None:
 
     ports = [one for one in json.loads(done.stdout) if one["area"] == "ports"]
     assert ["warning"] == [one["level"] for one in ports if f"{port} for clients is not free" in one["what"]]
+
+
+def ports_of(*lines: str, directory: Path) -> set[str]:
+    """The ports that a configuration needs, with their uses."""
+    settings = directory / "broker.conf"
+    settings.write_text("\n".join((*lines, "bindAddress=127.0.0.1", f"storePathRootDir={directory}")))
+    found = json.loads(tern("doctor", "-c", str(settings), "--no-cluster", "--json").stdout)
+    return {one["what"] for one in found if one["area"] == "ports"}
+
+
+def test_the_port_for_slaves_is_the_one_that_is_set(tmp_path: Path) -> None:
+    """T1: haListenPort, or the next one; a member of a Raft group has a port for the others instead."""
+    peers = "dLegerPeers=n0-127.0.0.1:41911;n1-127.0.0.1:41912;n2-127.0.0.1:41913"
+    listen = "listenPort=21911"
+
+    given = ports_of(listen, "haListenPort=21913", directory=tmp_path)
+    assert any("21913 for slaves" in one for one in given), given
+    default = ports_of(listen, directory=tmp_path)
+    assert any("21912 for slaves" in one for one in default), default
+    raft = ports_of(listen, "enableDLegerCommitLog=true", peers, "dLegerSelfId=n1", directory=tmp_path)
+    assert any("41912 for members" in one for one in raft), raft
+    assert not any("slaves" in one for one in raft), raft
+
+
+def test_an_address_server_that_is_away_is_a_problem(cluster: Serving) -> None:
+    """A6, T1: and one that answers is followed."""
+    away = tern("doctor", "-n", "http://127.0.0.1:1/rocketmq/nsaddr", "--output", "csv")
+    assert (1, True) == (away.returncode, "http://127.0.0.1:1/rocketmq/nsaddr does not list them" in away.stdout)
+    with address_server(Listing(cluster.name_server)) as listing:
+        found = json.loads(tern("doctor", "-n", listing.url, "--json").stdout)
+    assert f"{cluster.name_server} knows 2 brokers" in [one["what"] for one in found]
 
 
 def test_a_load_is_sized_by_littles_law() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from ternmq.cli.exits import ExitCode, exit_code_of
 from ternmq.errors import (
+    BrokerMissing,
     CallTimeout,
     ConfigError,
     GroupMissing,
@@ -33,6 +34,7 @@ Tern = Callable[..., subprocess.CompletedProcess[str]]
     [
         (RouteMissing("no topic", topic="t"), ExitCode.NOT_FOUND),
         (GroupMissing("no group"), ExitCode.NOT_FOUND),
+        (BrokerMissing("no broker"), ExitCode.NOT_FOUND),
         (NoPermission("no"), ExitCode.REFUSED),
         (NameServersUnreachable("gone"), ExitCode.UNREACHABLE),
         (CallTimeout("late"), ExitCode.UNREACHABLE),
@@ -67,3 +69,18 @@ def test_the_guide_lists_all_exit_codes() -> None:
     documented = {int(code) for code in re.findall(r"^\| (\d+) \|", GUIDE.read_text(), re.MULTILINE)}
 
     assert {code.value for code in ExitCode} == documented
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("config", "show", "--broker", "nobody"),
+        ("broker", "status", "nobody"),
+        ("backup", "create", "nobody", "--to", "DIRECTORY"),
+        ("topic", "create", "t", "--cluster", "nobody"),
+    ],
+)
+def test_an_unknown_broker_or_cluster_is_not_found(on_cluster: Tern, tmp_path: Path, command: tuple[str, ...]) -> None:
+    """T1"""
+    done = on_cluster(*(str(tmp_path / "backup") if part == "DIRECTORY" else part for part in command))
+    assert (3, True) == (done.returncode, "'nobody'" in done.stderr), done.stderr

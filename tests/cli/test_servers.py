@@ -19,6 +19,7 @@ from ternmq.tasks import Tasks
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.requests_admin import KvKey, KvReply
 from tests.cli.conftest import Start, tern
+from tests.net.address_servers import Listing, address_server
 
 
 async def kv_of(name_server: str) -> str | None:
@@ -203,3 +204,26 @@ def test_a_server_that_would_stand_open_does_not_start(tmp_path: Path) -> None:
     unset = tern("namesrv", "-p", "0", TERNMQ_TLS_SERVER_MODE="permissive")
     assert 2 == unset.returncode
     assert "tls.server.mode=permissive needs tls.server.certPath" in unset.stderr
+
+
+def test_servers_and_tools_find_name_servers_through_an_address_server(tmp_path: Path, start: Start) -> None:
+    """A6, T1: a URL in place of the list, for -n, the environment and namesrvAddr."""
+    names = start("namesrv", "-p", "0").name_server
+    with address_server(Listing(names)) as listing:
+        store = ("--set", "listenPort=0", "--set", "brokerIP1=127.0.0.1", "--set", f"storePathRootDir={tmp_path / 'a'}")
+        start("broker", "--set", f"namesrvAddr={listing.url}", "--set", "brokerName=broker-a", *store)
+        assert 0 == tern("send", "orders", "x", "-n", listing.url).returncode
+        assert "x\n" == tern("consume", "orders", "--no-follow", NAMESRV_ADDR=listing.url).stdout
+    away = tern("topic", "list", "-n", listing.url)
+    assert (5, True) == (away.returncode, f"the address server {listing.url} does not tell" in away.stderr)
+
+
+def test_a_setting_for_rocketmqs_address_server_is_named_with_the_cure(tmp_path: Path, start: Start) -> None:
+    """A6, T2: and serverLoadBalancerEnable, which brokers cannot switch off."""
+    flags = (
+        *(f"storePathRootDir={tmp_path / 'a'}", "listenPort=0", "fetchNamesrvAddrByAddressServer=true"),
+        "serverLoadBalancerEnable=false",
+    )
+    broker = start("broker", *(part for flag in flags for part in ("--set", flag)))
+    assert "namesrvAddr=http://HOST:8080/rocketmq/nsaddr" in broker.errors
+    assert "serverLoadBalancerEnable=false has no effect: brokers always assign queues" in broker.errors

@@ -25,7 +25,7 @@ def test_settings_are_shown_and_changed(start: Start, tmp_path: Path) -> None:
         (row["setting"], row["value"], row["live"]) for row in json.loads(shown.stdout)
     ]
     assert (4, True) == (refused.returncode, "listenPort cannot be changed at run time" in refused.stderr)
-    assert (2, True) == (unknown.returncode, "the registered brokers are broker-a" in unknown.stderr)
+    assert (3, True) == (unknown.returncode, "the registered brokers are broker-a" in unknown.stderr)
     assert (2, True) == (malformed.returncode, "expected KEY=VALUE" in malformed.stderr)
 
 

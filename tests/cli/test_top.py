@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 from collections.abc import Callable
 
 from ternmq.admin.loads import BrokerLoad, GroupLoad, TopicLoad, broker_load
+from ternmq.cli.busiest import Busiest
 from ternmq.cli.top_screen import Snapshot, SortOrder, draw, group_rows, topic_rows
 from tests.cli.conftest import Serving
 from tests.cli.terminal import terminal
@@ -77,6 +79,58 @@ def test_the_load_of_a_broker_of_rocketmq_has_gaps() -> None:
 
     assert (12.5, 3.0, 0.25, "V4_9_4") == (load.in_s, load.out_s, load.disk_ratio, load.version)
     assert (None, None, None, None) == (load.memory_bytes, load.time_ms, load.disk_free_bytes, load.connections)
+
+
+def busiest(count_max: int) -> Busiest[TopicLoad]:
+    return Busiest(count_max, lambda one: one.topic, lambda one: (one.in_s, one.messages))
+
+
+def test_all_are_asked_for_if_they_are_few() -> None:
+    """T1"""
+    assert ["a", "b"] == busiest(10).choose(["a", "b"])
+
+
+def test_the_busiest_are_asked_for_in_each_round_and_the_others_in_turn() -> None:
+    """T1: whatever their names; and one that is gone is forgotten."""
+    names = [f"topic-{number:03}" for number in range(100)]
+    rates = dict.fromkeys(names, 0.0) | {"topic-097": 9.0, "topic-098": 8.0}
+    rounds = busiest(10)
+
+    def look(present: list[str]) -> list[str]:
+        asked = rounds.choose(present)
+        rounds.learn(TopicLoad(name, ("a",), 4, in_s=rates[name], messages=1) for name in asked)
+        return asked
+
+    seen: set[str] = set()
+    for _ in range(20):
+        asked = look(names)
+        assert len(asked) == len(set(asked)) <= 10
+        seen |= set(asked)
+    assert set(names) == seen
+    assert ["topic-097", "topic-098"] == look(names)[:2]
+
+    rates["topic-005"] = 99.0  # found when its turn comes
+    for _ in range(20):
+        look(names)
+    assert "topic-005" == look(names)[0]
+    assert "topic-005" not in look([name for name in names if name != "topic-005"])
+    assert 99 == len(rounds.known)
+
+
+def test_the_head_says_how_many_were_seen() -> None:
+    """T1"""
+    part = Snapshot("12:00:00", [], snapshot().topics, [], topic_count=700, group_count=0)
+    assert "3 of 700 topics, 0 groups" in draw(part, order=SortOrder.RATE, width=140, height=40)[0]
+
+
+def test_csv_is_one_table(on_cluster: Tern) -> None:
+    """T1: a program reads it with one heading."""
+    on_cluster("topic", "create", "topped-csv", "--queues", "1")
+    rows = list(csv.DictReader(on_cluster("top", "--output", "csv").stdout.splitlines()))
+
+    assert ["broker-a", "broker-b"] == [row["name"] for row in rows if row["kind"] == "broker"]
+    assert ["0"] == [row["messages"] for row in rows if row["name"] == "topped-csv"]
+    assert {"broker", "topic", "group"} >= {row["kind"] for row in rows}
 
 
 def test_a_pipe_gets_the_tables_once(on_cluster: Tern) -> None:

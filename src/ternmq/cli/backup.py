@@ -14,7 +14,7 @@ from ternmq.cli.output import Output
 from ternmq.cli.progress import progress_bar
 from ternmq.cli.running import run
 from ternmq.config import Settings
-from ternmq.errors import ConfigError
+from ternmq.errors import BrokerMissing
 
 app = Commands(no_args_is_help=True)
 
@@ -68,7 +68,7 @@ def create(
             if ":" not in broker:
                 masters = [each.address for each in await admin.brokers.masters() if each.name == broker]
                 if not masters:
-                    raise ConfigError(f"no master of {broker!r} is registered; see `tern broker status`")
+                    raise BrokerMissing(f"no master of {broker!r} is registered; see `tern broker status`")
                 address = masters[0]
             status = await admin.brokers.status_of(address)
             told = await admin.brokers.settings(address)

@@ -11,21 +11,23 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from ternmq import names
 from ternmq.cli.latency import Latencies
 from ternmq.cli.options import NAME_SERVER_DEFAULT, Json, NameServers
 from ternmq.cli.output import Output, note, sentence_of
 from ternmq.cli.running import run
 from ternmq.env import Clock, SystemClock
-from ternmq.errors import ConfigError, TernError
+from ternmq.errors import ConfigError, GroupMissing, NoPermission, RouteMissing, TernError
 
 if TYPE_CHECKING:
+    from ternmq.admin import Admin
     from ternmq.client.send.producer import Producer
     from ternmq.message import Message, ReceivedMessage
 
@@ -57,6 +59,8 @@ class Load:
 class BenchTally:
     """What has happened so far."""
 
+    #: Given to a producer, with the first message, which is not measured.
+    begun: int = 0
     sent: int = 0
     failed: int = 0
     consumed: int = 0
@@ -90,12 +94,16 @@ def bench(
     consume: Annotated[
         bool, typer.Option("--consume/--no-consume", help="Consume the messages as well, or only send.")
     ] = True,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the topic and the group, also if this command has created them.")
+    ] = False,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
     """Send messages and consume them, and print rates and percentiles of the latency.
 
-    The messages stay in the topic until they expire. The exit code is 1 if a send failed or a message did not arrive.
+    A topic or group that did not exist before is deleted at the end; in a topic that did, the messages stay until they
+    expire. The exit code is 1 if a send failed or a message did not arrive.
 
     Examples:
 
@@ -114,10 +122,53 @@ def bench(
     load = Load(topic, messages, seconds, b"x" * size, in_flight, batch, rate, unpredictable(8))
     tally = BenchTally()
     with _bar(load, tally) as tell:
-        run(_measure(load, tally, group=group if consume else None, name_servers=name_servers, tell=tell))
+        run(_bench(load, tally, group=group if consume else None, keep=keep, name_servers=name_servers, tell=tell))
     _show(load, tally, consumes=consume, as_json=as_json)
     if tally.failed or (consume and tally.consumed < tally.sent):
         raise typer.Exit(1)
+
+
+async def _bench(
+    load: Load, tally: BenchTally, *, group: str | None, keep: bool, name_servers: str, tell: Callable[[], None]
+) -> None:
+    """Measure, and leave the cluster as it was. Ctrl-C cleans up, too."""
+    from ternmq.admin import Admin
+
+    if keep:
+        await _measure(load, tally, group=group, name_servers=name_servers, tell=tell)
+        return
+    async with Admin(name_servers) as admin:
+        topics = {load.topic} if group is None else {load.topic, names.retry_topic(group)}
+        try:
+            made = topics - {one.name for one in await admin.topics.all()}
+            made_group = group is not None and group not in await admin.groups.names()
+        except NoPermission as error:
+            note(f"this account cannot list topics and groups, so none is deleted: {sentence_of(error)}")
+            made, made_group = set(), False
+        try:
+            await _measure(load, tally, group=group, name_servers=name_servers, tell=tell)
+        finally:
+            try:
+                await delete_made(admin, load.topic, made, group if made_group else None, tally)
+            except TernError as error:
+                note(f"cannot delete what this command has created: {sentence_of(error)}")
+
+
+async def delete_made(admin: Admin, topic: str, made: set[str], group: str | None, tally: BenchTally) -> None:
+    """Delete what was not there before. A topic that has other messages as well was only not seen, as its broker was
+    away then, or is used by others now: nothing is deleted."""
+    if topic in made:
+        with suppress(RouteMissing):
+            stored = sum(queue.max_offset for queue in await admin.topics.status(topic))
+            if stored > tally.begun:
+                note(f"topic {topic} has {stored:,} messages, and {tally.begun:,} are of this command: it is kept")
+                return
+    if group is not None:
+        with suppress(GroupMissing):
+            await admin.groups.delete(group)
+    for one in sorted(made):
+        with suppress(RouteMissing):
+            await admin.topics.delete(one)
 
 
 async def _measure(
@@ -128,6 +179,7 @@ async def _measure(
     clock = SystemClock()
     async with Producer(GROUP, name_servers=name_servers) as producer:
         # The route is known, and the topic exists, before anything is measured.
+        tally.begun += 1
         await producer.send(_message(load, clock, run="warm-up"))
         if group is None:
             await _send_all(producer, load, tally, clock, tell)
@@ -164,6 +216,7 @@ async def _send_all(producer: Producer, load: Load, tally: BenchTally, clock: Cl
         if count <= 0:
             return None
         started += count
+        tally.begun += count
         return count, due
 
     async def work() -> None:
@@ -284,6 +337,21 @@ def _show(load: Load, tally: BenchTally, *, consumes: bool, as_json: bool) -> No
         failed = {"failed": tally.failed, "first_error": tally.first_error or None}
         output.item({**load_fields, "rate": load.rate, **failed, **{str(row.pop("what")): row for row in rows}}, "")
         return
-    output.rows(rows, columns=tuple(rows[0]), empty="")
+    if output.is_terminal:
+        output.item({}, "\n".join(summary(rows)))
+    else:
+        output.rows(rows, columns=tuple(rows[0]), empty="")
     if tally.failed:
         note(f"{tally.failed} messages were not sent; the first error: {tally.first_error}")
+
+
+def summary(rows: Sequence[Mapping[str, object]]) -> list[str]:
+    """For people: a line for each measure, a column for each row. The table itself is too wide for most terminals."""
+    shown = {name: name.removesuffix("_ms") + " ms" if name.endswith("_ms") else name for name in rows[0]}
+    shown |= {"what": "", "messages_s": "messages/s", "mb_s": "MB/s"}
+    width = max(map(len, shown.values()))
+    return [f"{label:<{width}}" + "".join(f"{_number(row[name]):>14}" for row in rows) for name, label in shown.items()]
+
+
+def _number(value: object) -> str:
+    return f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)

@@ -19,11 +19,11 @@ from ternmq.cli.options import NAME_SERVER_DEFAULT, ConfigFile, Json, NameServer
 from ternmq.cli.output import Output, note
 from ternmq.cli.running import run
 from ternmq.env import SystemClock
-from ternmq.errors import TernError
+from ternmq.errors import NameServersUnreachable, TernError
 
 if TYPE_CHECKING:
-    from ternmq.broker.config import BrokerConfig
     from ternmq.cli.findings import DoctorFinding
+    from ternmq.config import Settings
 
 
 class Doctor(TyperGroup):
@@ -173,7 +173,6 @@ def sizing(
 
 def _of_machine(config: Path | None, flags: list[str], directory: Path | None) -> list[DoctorFinding]:
     from ternmq import kernels
-    from ternmq.broker.config import BrokerConfig
     from ternmq.cli import findings, machine
     from ternmq.config import Settings
     from ternmq.store.config import StoreConfig
@@ -189,17 +188,26 @@ def _of_machine(config: Path | None, flags: list[str], directory: Path | None) -
         ),
         *findings.about_limits(*machine.limits()),
         *findings.about_disk(machine.disk_facts(place)),
-        *(findings.about_ports(run(_ports(given.build(BrokerConfig)))) if config is not None or flags else []),
+        *(findings.about_ports(run(_ports(given))) if config is not None or flags else []),
     ]
 
 
-async def _ports(config: BrokerConfig) -> dict[str, tuple[int, str]]:
-    """What a broker listens on: for clients, for those of RocketMQ that use the VIP port, and for its slaves."""
+async def _ports(given: Settings) -> dict[str, tuple[int, str]]:
+    """What a broker listens on: for clients, for those of RocketMQ that use the VIP port, for slaves or members."""
+    from ternmq.broker.config import BrokerConfig
     from ternmq.cli.machine import trouble_of
+    from ternmq.net.endpoint import split_address
+    from ternmq.raft.config import RaftConfig
+    from ternmq.replication.config import ReplicationConfig
 
-    if not config.listen_port:
-        return {}
-    wanted = {"clients": config.listen_port, "VIP clients": config.listen_port - 2, "slaves": config.listen_port + 1}
+    config, raft = given.build(BrokerConfig), given.build(RaftConfig)
+    wanted = {}
+    if config.listen_port:
+        wanted = {"clients": config.listen_port, "VIP clients": config.listen_port - 2}
+    if raft.enable_d_leger_commit_log:
+        wanted["members of its Raft group"] = split_address(raft.me.address)[1]
+    elif slaves := given.build(ReplicationConfig).ha_listen_port or (config.listen_port and config.listen_port + 1):
+        wanted["slaves"] = slaves
     if config.http_port:
         wanted["HTTP"] = config.http_port
     return {use: (port, await trouble_of(config.bind_address, port)) for use, port in wanted.items()}
@@ -211,9 +219,13 @@ async def _ports(config: BrokerConfig) -> dict[str, tuple[int, str]]:
 async def _of_cluster(name_servers: str) -> list[DoctorFinding]:
     from ternmq.admin import Admin
     from ternmq.cli import findings
+    from ternmq.cli.findings import DoctorFinding, Severity
 
-    async with Admin(name_servers) as admin:
-        addresses = await admin.name_servers.all()
+    try:
+        async with Admin(name_servers) as admin:
+            addresses = await admin.name_servers.all()
+    except NameServersUnreachable as error:  # their list comes from an address server
+        return [DoctorFinding(Severity.PROBLEM, "name servers", f"{error.address} does not list them", str(error))]
     answers = dict(zip(addresses, await asyncio.gather(*map(_brokers_at, addresses)), strict=True))
     found = findings.about_name_servers(answers)
     if not any(isinstance(answer, list) for answer in answers.values()):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 
 from ternmq.errors import (
+    BrokerMissing,
     BrokerRefused,
     ConfigError,
     ConsumerOffline,
@@ -35,7 +36,7 @@ class ExitCode(enum.IntEnum):
     FAILED = 1
     #: An option, an argument or a setting is wrong. Trying again does not help.
     USAGE = 2
-    #: The topic, group, message or consumer does not exist.
+    #: The topic, group, message, consumer, broker or cluster does not exist.
     NOT_FOUND = 3
     #: A server refused the request: no permission, or not possible in its state.
     REFUSED = 4
@@ -48,7 +49,10 @@ class ExitCode(enum.IntEnum):
 _CODES = (
     # The first that fits: subclasses before their bases.
     (ExitCode.UNREACHABLE, (NetworkError, SystemBusy, ServiceNotAvailable, Outage)),
-    (ExitCode.NOT_FOUND, (RouteMissing, TopicMissing, GroupMissing, NotFound, NoMessage, ConsumerOffline)),
+    (
+        ExitCode.NOT_FOUND,
+        (RouteMissing, TopicMissing, GroupMissing, NotFound, NoMessage, ConsumerOffline, BrokerMissing),
+    ),
     (ExitCode.REFUSED, (BrokerRefused,)),
     (ExitCode.USAGE, (ConfigError, InvalidName, InvalidHandle, InvalidMessage, InvalidExpression)),
 )

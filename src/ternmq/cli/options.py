@@ -12,7 +12,11 @@ NAME_SERVER_DEFAULT: Final = "127.0.0.1:9876"
 NameServers = Annotated[
     str,
     typer.Option(
-        "--name-server", "-n", envvar="NAMESRV_ADDR", metavar="HOST:PORT", help="Name servers, separated by ';'."
+        "--name-server",
+        "-n",
+        envvar="NAMESRV_ADDR",
+        metavar="HOST:PORT",
+        help="Name servers, separated by ';', or the URL of an address server.",
     ),
 ]
 GroupArgument = Annotated[str, typer.Argument(help="Name of the group.", metavar="GROUP")]

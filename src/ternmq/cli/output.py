@@ -144,6 +144,11 @@ def sentence_of(error: BaseException) -> str:
             return str(error)
         case OSError(strerror=str(reason)):
             return f"{error.filename}: {reason}" if error.filename else reason
+        case ModuleNotFoundError(name="fcntl"):
+            return (
+                "servers, and tools for their files, need Linux or macOS: run them there, in WSL or in a container; "
+                "clients, Spark and the other commands work with such a cluster from here (-n HOST:PORT)"
+            )
         case _:
             return (
                 f"internal error {type(error).__name__}: {error}; run the command again with --debug and report the "

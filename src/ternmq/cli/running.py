@@ -14,6 +14,11 @@ T = TypeVar("T")
 _STOPS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
+def check_system() -> None:
+    """Raise the error that says where servers run (``output.sentence_of``), if this system is another one."""
+    import fcntl  # noqa: F401  # what their stores are locked with
+
+
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Run to the end on its own loop."""
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:

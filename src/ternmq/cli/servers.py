@@ -15,7 +15,7 @@ from ternmq.cli import logs
 from ternmq.cli.options import ConfigFile, Json, LogLevel, Set
 from ternmq.cli.output import Output
 from ternmq.cli.progress import late_bar
-from ternmq.cli.running import serve
+from ternmq.cli.running import check_system, serve
 from ternmq.config import Settings
 from ternmq.errors import ConfigError, TernError
 
@@ -84,6 +84,7 @@ def up(
 
         tern up --brokers 3 --raft
     """
+    check_system()
     logs.set_up(log_level, label="up")
     serve(
         _up(
@@ -237,6 +238,7 @@ def namesrv(
     """
     from ternmq.namesrv.config import KV_CONFIG_PATH, NamesrvConfig
 
+    check_system()
     logs.set_up(log_level)
     flags = [*(settings or []), *([f"listenPort={port}"] if port is not None else [])]
     given = Settings.gather(files=[config] if config else [], env=os.environ, flags=flags)
@@ -262,6 +264,7 @@ def broker(
     config: Path | None, name_server: str | None, settings: list[str] | None, *, as_json: bool, log_level: str
 ) -> None:
     """Start a broker, and run until Ctrl-C (``cli.brokers``)."""
+    check_system()
     from ternmq.broker.config import BrokerConfig
     from ternmq.raft.config import RaftConfig
     from ternmq.replication.config import ReplicationConfig

@@ -12,7 +12,7 @@ from ternmq.cli.confirm import Yes, confirm
 from ternmq.cli.options import NAME_SERVER_DEFAULT, Json, NameServers
 from ternmq.cli.output import Output
 from ternmq.cli.running import run
-from ternmq.errors import ConfigError
+from ternmq.errors import BrokerMissing, ConfigError
 
 if TYPE_CHECKING:
     from ternmq.admin import Admin
@@ -181,5 +181,5 @@ async def _brokers(admin: Admin, wanted: str | None) -> list[BrokerInfo]:
     found = [each for each in brokers if wanted in (None, each.name, each.address)]
     if not found:
         known = ", ".join(sorted({each.name for each in brokers})) or "none"
-        raise ConfigError(f"there is no broker {wanted!r}; the registered brokers are {known}")
+        raise BrokerMissing(f"there is no broker {wanted!r}; the registered brokers are {known}")
     return found

@@ -12,14 +12,29 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from ternmq.admin.loads import GroupLoad, TopicLoad
+from ternmq.cli.busiest import Busiest
 from ternmq.cli.options import NAME_SERVER_DEFAULT, Json, NameServers
 from ternmq.cli.output import Output
 from ternmq.cli.running import run, serve
 from ternmq.cli.times import format_ms
+from ternmq.cli.top_screen import (
+    ALL_COLUMNS,
+    BROKER_COLUMNS,
+    GROUP_COLUMNS,
+    TOPIC_COLUMNS,
+    Snapshot,
+    SortOrder,
+    all_rows,
+    broker_rows,
+    draw,
+    group_rows,
+    topic_rows,
+)
 from ternmq.cli.watch import ENTER_SCREEN, LEAVE_SCREEN, fitted
 from ternmq.env import SystemClock
 from ternmq.errors import TernError
@@ -27,10 +42,9 @@ from ternmq.tasks import Tasks
 
 if TYPE_CHECKING:
     from ternmq.admin import Admin
-    from ternmq.cli.top_screen import Snapshot, SortOrder
 
 EVERY_S: Final = 2.0
-#: Topics and groups that are asked for in each round.
+#: Topics and groups that are asked for in each round: the busiest, and others in turn.
 COUNT_MAX: Final = 500
 
 
@@ -43,6 +57,8 @@ def top(
     as_json: Json = False,
 ) -> None:
     """Show brokers, topics and groups live: rates, lag, memory and disks, as `top` shows processes.
+
+    Of more than 500 topics or groups, each look asks for the busiest and for some of the others in turn.
 
     Keys: q quits, s changes the order (rate, size or lag, name), p pauses. Rates of brokers are those of the last 10
     seconds, rates of topics and groups those of the last minute.
@@ -60,13 +76,36 @@ def top(
         serve(_live(name_servers, every))
 
 
-async def _look(admin: Admin) -> Snapshot:
-    from ternmq.cli.top_screen import Snapshot
+class _Looks:
+    """Looks at a cluster, one after the other; each is a snapshot of all that is known by then."""
 
-    brokers, topics, groups = await asyncio.gather(
-        admin.brokers.loads(), admin.topics.loads(count_max=COUNT_MAX), admin.groups.loads(count_max=COUNT_MAX)
-    )
-    return Snapshot(format_ms(SystemClock().now_ms())[11:19], brokers, topics, groups)
+    def __init__(self, admin: Admin, *, count_max: int) -> None:
+        self._admin = admin
+        self._topics = Busiest[TopicLoad](count_max, lambda one: one.topic, lambda one: (one.in_s, one.messages))
+        self._groups = Busiest[GroupLoad](count_max, lambda one: one.group, lambda one: (one.out_s, one.lag))
+        self._counts = {"topics": 0, "groups": 0}
+
+    async def next(self) -> Snapshot:
+        admin = self._admin
+        brokers, topics, groups = await asyncio.gather(
+            admin.brokers.loads(),
+            admin.topics.loads(choose=lambda names: self._choose("topics", self._topics, names)),
+            admin.groups.loads(choose=lambda names: self._choose("groups", self._groups, names)),
+        )
+        self._topics.learn(topics)
+        self._groups.learn(groups)
+        return Snapshot(
+            format_ms(SystemClock().now_ms())[11:19],
+            brokers,
+            self._topics.known,
+            self._groups.known,
+            topic_count=self._counts["topics"],
+            group_count=self._counts["groups"],
+        )
+
+    def _choose(self, kind: str, busiest: Busiest[Any], names: list[str]) -> list[str]:
+        self._counts[kind] = len(names)
+        return busiest.choose(names)
 
 
 # --- Once -----------------------------------------------------------------------------------------------------------
@@ -74,19 +113,10 @@ async def _look(admin: Admin) -> Snapshot:
 
 def _print(name_servers: str, *, as_json: bool) -> None:
     from ternmq.admin import Admin
-    from ternmq.cli.top_screen import (
-        BROKER_COLUMNS,
-        GROUP_COLUMNS,
-        TOPIC_COLUMNS,
-        SortOrder,
-        broker_rows,
-        group_rows,
-        topic_rows,
-    )
 
     async def work() -> Snapshot:
         async with Admin(name_servers) as admin:
-            return await _look(admin)
+            return await _Looks(admin, count_max=sys.maxsize).next()
 
     found = run(work())
     output = Output(as_json=as_json)
@@ -95,6 +125,9 @@ def _print(name_servers: str, *, as_json: bool) -> None:
             kind: [asdict(one) for one in getattr(found, kind)] for kind in ("brokers", "topics", "groups")
         }
         output.item(fields, "")
+        return
+    if output.as_csv:  # one table: a file of CSV has one heading
+        output.rows(all_rows(found), columns=ALL_COLUMNS, empty="")
         return
     output.rows(broker_rows(found), columns=BROKER_COLUMNS, empty="no brokers are registered")
     output.rows(topic_rows(found, SortOrder.RATE), columns=TOPIC_COLUMNS, empty="no topics yet")
@@ -127,8 +160,6 @@ class _Screen:
         self.show()
 
     def show(self) -> None:
-        from ternmq.cli.top_screen import draw
-
         size = shutil.get_terminal_size()
         lines = draw(
             self.snapshot,
@@ -144,11 +175,11 @@ class _Screen:
 
 async def _live(name_servers: str, every_s: float) -> None:
     from ternmq.admin import Admin
-    from ternmq.cli.top_screen import SortOrder
 
     async with Admin(name_servers) as admin:
+        looks = _Looks(admin, count_max=COUNT_MAX)
         # An error in the first look ends the command as usual.
-        screen = _Screen(await _look(admin), SortOrder.RATE)
+        screen = _Screen(await looks.next(), SortOrder.RATE)
         loop = asyncio.get_running_loop()
 
         async def refresh() -> None:
@@ -157,7 +188,7 @@ async def _live(name_servers: str, every_s: float) -> None:
                 if screen.paused:
                     continue
                 try:
-                    screen.snapshot, screen.trouble = await _look(admin), ""
+                    screen.snapshot, screen.trouble = await looks.next(), ""
                 except TernError as error:
                     screen.trouble = f"{error}; trying again in {every_s:g} s"
                 if not screen.paused:

@@ -22,6 +22,10 @@ TopRow = dict[str, object]
 BROKER_COLUMNS: Final = ("broker", "id", "in_s", "out_s", "memory", "disk", "connections", "state")
 TOPIC_COLUMNS: Final = ("topic", "brokers", "in_s", "messages")
 GROUP_COLUMNS: Final = ("group", "members", "out_s", "lag")
+ALL_COLUMNS: Final = (
+    *("kind", "name", "id", "brokers", "members", "in_s", "out_s", "messages", "lag"),
+    *("memory_bytes", "disk_ratio", "connections", "state"),
+)
 
 
 class SortOrder(enum.StrEnum):
@@ -44,6 +48,9 @@ class Snapshot:
     brokers: Sequence[BrokerLoad]
     topics: Sequence[TopicLoad]
     groups: Sequence[GroupLoad]
+    #: How many there are; more than those above until all were asked for.
+    topic_count: int = 0
+    group_count: int = 0
 
 
 def broker_rows(snapshot: Snapshot) -> list[TopRow]:
@@ -77,6 +84,33 @@ def group_rows(snapshot: Snapshot, order: SortOrder) -> list[TopRow]:
     return [{"group": one.group, "members": one.members, "out_s": _rate(one.out_s), "lag": one.lag} for one in found]
 
 
+def all_rows(snapshot: Snapshot) -> list[TopRow]:
+    """Brokers, topics and groups as rows of one table, with plain numbers; what a kind does not have is None."""
+    rows: list[TopRow] = [
+        {
+            "kind": "broker",
+            "name": one.broker,
+            "id": one.broker_id,
+            "in_s": one.in_s,
+            "out_s": one.out_s,
+            "memory_bytes": one.memory_bytes,
+            "disk_ratio": one.disk_ratio,
+            "connections": one.connections,
+            "state": "no answer" if one.trouble else "up",
+        }
+        for one in snapshot.brokers
+    ]
+    rows += [
+        {"kind": "topic", "name": one.topic, "brokers": len(one.brokers), "in_s": one.in_s, "messages": one.messages}
+        for one in sorted(snapshot.topics, key=lambda one: (-one.in_s, one.topic))
+    ]
+    rows += [
+        {"kind": "group", "name": one.group, "members": one.members, "out_s": one.out_s, "lag": one.lag}
+        for one in sorted(snapshot.groups, key=lambda one: (-one.out_s, one.group))
+    ]
+    return rows
+
+
 def draw(
     snapshot: Snapshot, *, order: SortOrder, width: int, height: int, paused: bool = False, trouble: str = ""
 ) -> list[str]:
@@ -85,8 +119,10 @@ def draw(
     total_out = sum(one.out_s or 0.0 for one in snapshot.brokers)
     lag = sum(one.lag for one in snapshot.groups)
     head = (
-        f"tern top  {snapshot.time}  {len(snapshot.brokers)} brokers, {len(snapshot.topics)} topics, "
-        f"{len(snapshot.groups)} groups  in {total_in:,.1f}/s  out {total_out:,.1f}/s  lag {lag:,}"
+        f"tern top  {snapshot.time}  {_of(snapshot.brokers, 0, 'broker')}, "
+        f"{_of(snapshot.topics, snapshot.topic_count, 'topic')}, "
+        f"{_of(snapshot.groups, snapshot.group_count, 'group')}  "
+        f"in {total_in:,.1f}/s  out {total_out:,.1f}/s  lag {lag:,}"
     )
     state = f"{'PAUSED  ' if paused else ''}sorted by {order}   q quit  s sort  p pause"
     lines = [f"{_BOLD}{_cut(head, width)}{_PLAIN}", _cut(state, width)]
@@ -119,6 +155,13 @@ def table(rows: Sequence[TopRow], columns: Sequence[str], *, width: int) -> list
         return _cut("  ".join([first, *others]), width)
 
     return [f"{_REVERSE}{line(headings).ljust(width)}{_PLAIN}", *map(line, cells)]
+
+
+def _of(seen: Sequence[object], count: int, noun: str) -> str:
+    """So many, of so many that there are, if not all were asked for yet."""
+    if count > len(seen):
+        return f"{len(seen):,} of {count:,} {noun}s"
+    return f"{len(seen):,} {noun}{'' if len(seen) == 1 else 's'}"
 
 
 def _cut(text: str, width: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +13,7 @@ from ternmq.cli.options import NAME_SERVER_DEFAULT, Json, NameServers
 from ternmq.cli.output import Output
 from ternmq.cli.running import run
 from ternmq.cli.times import format_ms, parse_time
+from ternmq.cli.trace_lines import timeline
 from ternmq.env import SystemClock
 from ternmq.errors import NotFound
 from ternmq.names import TRACE_TOPIC
@@ -58,7 +60,11 @@ def trace(
             f"topic {topic!r} has no trace of message {message_id!r}; its clients do not trace (set trace=True), use "
             "another trace topic (--topic), or have not sent their traces yet"
         )
-    Output(as_json=as_json).rows(
+    output = Output(as_json=as_json)
+    if output.is_terminal and not as_json:
+        output.item({}, "\n".join(timeline(steps, width=shutil.get_terminal_size().columns)))
+        return
+    output.rows(
         [asdict(step) for step in steps] if as_json else _timeline(steps),
         columns=("time", "after", "group", "client", "what", "where", "took", "result"),
         empty="",
