@@ -16,9 +16,12 @@ import pytest
 from ternmq.kernels import HAS_NATIVE, native
 from ternmq.wire.auth import Secret
 from ternmq.wire.batch import pack_messages
+from ternmq.wire.codes import RequestCode
+from ternmq.wire.frame import encode_request
 from ternmq.wire.header import NO_BODY, Request
 from ternmq.wire.layouts.queue_entry import ENTRY
 from ternmq.wire.properties import join
+from ternmq.wire.requests import EndTransaction
 from ternmq.wire.shapes import BODY_BYTES_MAX, SignedSend
 from tests.share.world import TOPIC, World
 from tests.wire.test_shapes import FRAMES, SEND, framed, text
@@ -28,6 +31,7 @@ pytestmark = pytest.mark.skipif(not HAS_NATIVE, reason="the compiled kernels are
 ROUNDS: Final = 2_000
 HOST: Final = b"\x7f\0\0\1\0\0\x2a\x9f"
 KEYS: Final = {"KEYS": "a b", "UNIQ_KEY": "7F000001000018B4AAC2000000000001", "TAGS": "t"}
+HALF: Final = {"TRAN_MSG": "true", "PGROUP": "g"}
 WAITING: Final = {"TIMER_OUT_MS": "1700000000000", "REAL_TOPIC": "orders", "REAL_QID": "0"}
 WAITING_HOUR: Final = 1_700_000_000_000 // 3_600_000
 PIECES: Final = [
@@ -161,6 +165,84 @@ def test_no_frame_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[s
         )
     assert stored, "some sends are still good"
     assert waiting, "some of them have a time"
+    assert "" == capfd.readouterr().err
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_no_transaction_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[str]) -> None:
+    """J1: halves, commits of halves that may be damaged, and ops."""
+    damage, world = Damage(seed), World()
+    for number in range(2):
+        world.send(b"%d" % number, 0, TOPIC, **KEYS, **HALF, REAL_TOPIC="orders", REAL_QID="0")
+    found = world.store.get("orders", 0, 0, count_max=2)
+    world.end()
+    records = [bytes(buffer) for buffer in found.buffers]
+    halves = b"".join(records)
+    places = {0: 0, 1: len(halves) // 2}
+    good = [framed(text(SEND | {"i": join(KEYS | HALF)}))]
+    for queue_offset, log_offset in places.items():
+        header = EndTransaction(producer_group="g", queue_offset=queue_offset, log_offset=log_offset, decision=8)
+        good.append(b"".join(encode_request(RequestCode.END_TRANSACTION, header, opaque=queue_offset)))
+    terms = native.SendTerms(
+        store_host=HOST,
+        more_properties=b"",
+        marks=[b"DELAY\x01"],
+        sysflag_mask=0,
+        body_bytes_max=1 << 20,
+        record_bytes_max=1 << 20,
+    )
+    form = native.ReplyForm([b"{", b",", b",", b',"', b'",', b"}"])
+    begun = committed = closed = 0
+    for _ in range(ROUNDS):
+        frames = [damage.pick((frame, frame, frame, damage.frames([frame]))) for frame in good]
+        run = attempt(native.parse_sends, b"".join(frames[damage.pick((0, 1)) :]), 0, 1 << 24)
+        page = bytearray(damage.pick((halves, halves, damage.of(halves))))
+        at = damage.pick((len(page), len(page), len(page), 100, 2**62))
+        page += bytes(4_096)
+        if run is not None:
+            made = attempt(
+                native.store_transactions,
+                run,
+                terms,
+                terms,
+                form,
+                (b"{", b"}"),
+                damage.pick((0, *range(run.count), 2**62)),
+                page,
+                at,
+                damage.pick((len(page), len(page), len(page), 250, len(page) + 1)),
+                log_offset=damage.pick((at, at, at, damage.number())),
+                from_offset=damage.pick((0, 0, 0, damage.number())),
+                store_time_ms=damage.number(),
+                born_host=HOST,
+                group_bytes_max=damage.pick((100, 100, 0)),
+                may_begin=[damage.pick((True, True, False)) for _ in range(damage.pick((3, 3, 3, 0)))],
+                open_halves=damage.pick((places, places, {0: damage.number()}, None)),
+                in_doubt=damage.pick((set(), set(), {0})),
+                queue_offset=damage.pick((0, damage.number())),
+                topic_field=damage.pick((b"\x06orders", b"\x06orders", b"\x06orders", b"", b"\xff\xff")),
+                target=lambda *_: damage.pick(((0, b"\x06orders"), (damage.number(), b"\x06orders"), None)),
+            )
+            begun += made is not None and made[3] is not None
+            committed += made is not None and bool(made[6])
+        made = attempt(
+            native.store_ops,
+            page,
+            damage.pick((0, 10, 2**62)),
+            damage.pick((len(page), len(page) + 1)),
+            [damage.number() for _ in range(damage.pick((0, 1, 3)))],
+            log_offset=damage.number(),
+            queue_offset=damage.number(),
+            born_time_ms=damage.number(),
+            born_host=damage.pick((HOST, HOST, b"")),
+            store_time_ms=damage.number(),
+            store_host=damage.pick((HOST, HOST, b"")),
+            topic_field=damage.pick((b"\x06orders", b"\x06orders", b"")),
+        )
+        closed += made is not None
+    assert begun > 10
+    assert committed > 10
+    assert closed > 10
     assert "" == capfd.readouterr().err
 
 

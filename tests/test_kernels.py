@@ -253,6 +253,15 @@ def test_the_setting() -> None:
         load("yes")
 
 
+def test_the_stubs_say_what_the_compiled_module_has(tmp_path: Path) -> None:
+    """T2: names, parameters and defaults; mypy believes ``_native.pyi``. PyO3 makes an ``__all__`` of its own."""
+    allowed = tmp_path / "allowed"
+    allowed.write_text("ternmq._native.__all__")
+    command = [sys.executable, "-m", "mypy.stubtest", "ternmq._native", "--allowlist", str(allowed)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (0, "") == (done.returncode, done.stdout.replace("Success: no issues found in 1 module\n", ""))
+
+
 def test_kernels_of_other_sources_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """An old library that is still installed beside new sources."""
     monkeypatch.setattr("ternmq._native.__version__", "0.0.1")

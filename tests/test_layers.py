@@ -17,7 +17,7 @@ LEVELS: Final = {
     name: level
     for level, names in enumerate(
         (
-            "message names errors config rocketmq_settings env allocation telemetry tasks turns types files rare_log"
+            "message names errors conflicts config rocketmq_settings env allocation telemetry tasks turns types files rare_log"
             " kernels _native",
             "wire filter",
             "store net",

@@ -25,7 +25,8 @@ from hypothesis import strategies as st
 from ternmq.auth import acl_file, guesses
 from ternmq.auth.accounts import AccessRules
 from ternmq.auth.plain import LISTS, PlainAcl
-from ternmq.broker.broker import VIP_PORT_STEP, Broker
+from ternmq.broker.broker import Broker
+from ternmq.broker.ports import VIP_PORT_STEP
 from ternmq.errors import TernError
 from ternmq.namesrv.config import NamesrvConfig
 from ternmq.namesrv.server import NameServer

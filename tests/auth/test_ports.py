@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from ternmq import rare_log
-from ternmq.broker.broker import VIP_PORT_STEP, Broker
+from ternmq.broker.broker import Broker
+from ternmq.broker.ports import VIP_PORT_STEP
 from ternmq.errors import NetworkError
 from ternmq.namesrv.config import NamesrvConfig
 from ternmq.namesrv.server import NameServer

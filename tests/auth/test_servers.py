@@ -304,9 +304,35 @@ async def test_validators_of_ones_own_work_without_the_acl(tmp_path: Path) -> No
         assert DENIED == (await caller.send("orders", b"1", queue_id=2)).code
 
 
+async def test_denials_of_validators_of_ones_own_are_in_the_audit_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """N1: one line for several, with the account if there is one; a line of the ACL is not written twice."""
+    for credentials, who in ((None, "a client without a key"), (BOSS, "'boss-key'")):
+        caplog.clear()
+        own = f"{__name__}:only_odd_queues"
+        acl = {"acl_enable": True, "acl_path": acl_in(tmp_path / "conf")} if credentials is not None else {}
+        config = settings(auth_validators=own, **acl)
+        store = small_store(tmp_path / ("plain" if credentials is None else "signed"))
+        async with Broker(config, store) as broker, dialled(broker.address, credentials) as caller:
+            for _ in range(5):
+                assert DENIED == (await caller.send("orders", b"1", queue_id=2)).code
+        lines = [each.getMessage() for each in caplog.records if each.name == "ternmq.audit"]
+        assert 1 == len(lines)
+        assert lines[0].startswith(f"denied SEND_MESSAGE_V2 of {who} from 127.0.0.1:")
+
+
+async def test_a_body_whose_topics_cannot_be_read_is_denied_and_audited(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with guarded(tmp_path) as broker, dialled(broker.address, BILLING) as caller:
+        assert DENIED == (await caller.call(Code.HEART_BEAT, None, b"[[[")).code
+    assert "denied HEART_BEAT of 'billing-key' from 127.0.0.1:" in caplog.text
+
+
 @pytest.mark.parametrize("name", [f"{__name__}:fails", f"{__name__}:missing", "no.module:x"])
 async def test_a_validator_that_cannot_be_made_stops_the_start(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match="cannot make the validator"):
+    with pytest.raises(ConfigError, match=r"cannot make .* of authValidators"):
         await Broker(settings(auth_validators=name), small_store(tmp_path)).__aenter__()
 
 

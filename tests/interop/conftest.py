@@ -3,14 +3,47 @@ one of RocketMQ's takes a fifth of a core; each Java version once a test."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
 
+from ternmq import Admin, EmbeddedCluster
+from ternmq.client.config import ClientConfig
+from ternmq.wire.auth import Credentials
+from tests.auth.accounts import BOSS, acl_in
 from tests.interop import jvm, rocketmq
 from tests.interop.java import Java
 from tests.interop.rocketmq import RocketMQ
+
+#: What the clients in other languages send to: consumers learn of later ones after 30 s.
+TOPICS: Final = ("orders", "steps", "questions")
+#: A client in another language: it may send and read everything, and manage nothing.
+PEER: Final = Credentials("peer-key", "secret-of-the-peer")
+_ACCOUNTS: Final = f"""\
+accounts:
+- accessKey: {BOSS.access_key}
+  secretKey: {BOSS.secret_key}
+  admin: true
+- accessKey: {PEER.access_key}
+  secretKey: {PEER.secret_key}
+  defaultTopicPerm: PUB|SUB
+  defaultGroupPerm: SUB
+"""
+
+
+@pytest.fixture
+async def signed_cluster(tmp_path: Path) -> AsyncIterator[EmbeddedCluster]:
+    """Name server and broker of ours with access control."""
+    conf = acl_in(tmp_path / "conf", _ACCOUNTS)
+    (conf / "tools.yml").write_text(f"accessKey: {BOSS.access_key}\nsecretKey: {BOSS.secret_key}\n")
+    async with EmbeddedCluster(settings={"aclEnable": True, "aclPath": conf}) as cluster:
+        config = ClientConfig(cluster.name_servers, access_key=BOSS.access_key, secret_key=BOSS.secret_key)
+        async with Admin(config=config) as admin:
+            for topic in TOPICS:
+                await admin.topics.create(topic)
+        yield cluster
 
 
 @pytest.fixture(scope="package")

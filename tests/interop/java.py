@@ -234,6 +234,18 @@ class Peer:
             raise PeerFailed(self._story(f"still runs after {limit_s} s")) from None
         return printed.decode()
 
+    async def line(self, where: Callable[[str], bool], *, limit_s: float = _ANSWER_S) -> str:
+        """The next line, of a program without events, for which ``where`` holds; others are skipped."""
+        assert self._process.stdout is not None
+        try:
+            async with asyncio.timeout(limit_s):
+                while line := (await self._process.stdout.readline()).decode():
+                    if where(line):
+                        return line
+        except TimeoutError:
+            raise PeerFailed(self._story(f"did not print what was expected in {limit_s} s")) from None
+        raise PeerFailed(self._story("ended before it printed what was expected"))
+
     async def stop(self) -> None:
         """Close its input, wait for its end; fails the test unless the exit code is 0, or the test has killed it."""
         if self._was_killed:

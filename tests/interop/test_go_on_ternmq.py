@@ -11,6 +11,7 @@ import pytest
 
 from ternmq import Admin, EmbeddedCluster
 from tests.client.send.test_transaction import QUICK, is_settled, until
+from tests.interop.conftest import PEER
 from tests.interop.go import Go
 from tests.interop.java import Event
 from tests.interop.test_transactions import came, reading
@@ -88,7 +89,7 @@ async def test_a_go_consumer_gets_what_failed_again(cluster: EmbeddedCluster, go
     names = cluster.name_servers
     async with Admin(names) as admin, reading(names, TOPIC, group=GROUP):
         # The first member of a group makes its retry topic. Go's consumers would learn of that 30 s later.
-        await until(lambda: _exists(admin, f"%RETRY%{GROUP}"))
+        await until(lambda: exists(admin, f"%RETRY%{GROUP}"))
     async with go.producer(names) as producer, go.consumer(names, group=GROUP, topic=TOPIC, failures=1) as consumer:
         [sent] = await producer.send(topic=TOPIC, body="failing")
         first, again = await consumer.messages(2)
@@ -160,5 +161,23 @@ async def test_a_go_producer_answers_for_one_that_died(cluster: EmbeddedCluster,
             await came(got, [b"orphan-0", b"hello-0"])
 
 
-async def _exists(admin: Admin, topic: str) -> bool:
+async def test_go_signs_and_is_let_in(signed_cluster: EmbeddedCluster, go: Go) -> None:
+    """V1, N1: sends, transactions and a consumer; a wrong secret is refused."""
+    names = signed_cluster.name_servers
+    keys = {"accessKey": PEER.access_key, "secretKey": PEER.secret_key}
+    async with (
+        go.consumer(names, group=GROUP, topic=TOPIC, **keys) as consumer,
+        go.producer(names, **keys) as producer,
+        go.transactions(names, group="payers", check="COMMIT_MESSAGE", **keys) as payer,
+        go.producer(names, accessKey=PEER.access_key, secretKey="another") as stranger,
+    ):
+        await producer.send(topic=TOPIC, body="signed", count=3)
+        await payer.send(topic=TOPIC, body="paid", local="COMMIT_MESSAGE")
+        messages = await consumer.messages(4)
+        [refused] = await stranger.order(topic=TOPIC, body="wrong")
+    assert sorted([*numbered(3, "signed"), b"paid-0"]) == bodies(messages)
+    assert "error" == refused["event"]
+
+
+async def exists(admin: Admin, topic: str) -> bool:
     return topic in {one.name for one in await admin.topics.all()}

@@ -10,7 +10,7 @@ import pytest
 from ternmq.admin import Admin
 from tests.interop import jvm
 from tests.interop.java import Java
-from tests.raft.processes import leader, level, lose_leaders, running
+from tests.raft.processes import filled, leader, level, lose_leaders, registered, running
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300)]
 
@@ -24,6 +24,7 @@ async def test_java_clients_follow_a_killed_leader(java: Java, tmp_path: Path) -
     async with running(tmp_path / "group") as processes, Admin(processes.name_servers) as admin:
         names = processes.name_servers
         old = await leader(admin)
+        await registered(admin)
         await admin.topics.create("orders", queues=4)
         acknowledged: set[str] = set()
         async with (
@@ -63,3 +64,35 @@ async def test_java_clients_follow_a_killed_leader(java: Java, tmp_path: Path) -
 async def test_leaders_that_are_killed_under_java_s_producers_take_nothing_along(tmp_path: Path) -> None:
     """P4: producers of both versions at once. Fifty rounds are in ``script/soak raft-kill --java``."""
     await lose_leaders(tmp_path, 3, with_java=True)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("java", jvm.VERSIONS, indirect=True)
+async def test_mqadmin_deletes_topics_and_groups_on_every_member(java: Java, tmp_path: Path) -> None:
+    """P4, D6: it asks some or all members, one after the other, and gives up at the first error. What is deleted is
+    gone on all of them, and does not come back with the next leader."""
+    cluster = ("-c", "DefaultCluster")
+    async with running(tmp_path / "group") as processes, Admin(processes.name_servers) as admin:
+        names = processes.name_servers
+        await filled(admin)
+        for topic in ("orders", "kept"):
+            assert "success" in await java.admin(names, "updateTopic", *cluster, "-t", topic, "-w", "4", "-r", "4")
+        for group in ("billing", "audit"):
+            assert "success" in await java.admin(names, "updateSubGroup", *cluster, "-g", group)
+        async with java.producer(names, group="shop", timeoutMs=3_000) as producer:
+            for topic in ("orders", "kept"):
+                await producer.order(topic=topic, count=8, body=topic, limit_s=60.0)
+        deleted = await java.admin(names, "deleteTopic", *cluster, "-t", "orders")
+        left = await java.admin(names, "deleteSubGroup", *cluster, "-g", "billing")
+        assert "delete topic [orders] from cluster [DefaultCluster] success" in deleted
+        assert "delete subscription group [billing] from broker" in left
+        assert "success" in left
+        assert "Exception" not in deleted + left
+        for _ in range(2):
+            listed = (await java.admin(names, "topicList")).split()
+            assert ("orders" in listed, "kept" in listed) == (False, True)
+            groups = {group.name for group in await admin.groups.all()}
+            assert ("billing" in groups, "audit" in groups) == (False, True)
+            await level(admin)
+            await admin.raft.transfer("broker-a")
+            await filled(admin)

@@ -9,6 +9,7 @@ from ternmq.namesrv.server import NameServer
 from ternmq.net.dial import connect
 from ternmq.net.gate import Action, Gate
 from ternmq.net.lanes import LaneConfig, Lanes
+from ternmq.net.unsupported import CONTROLLER
 from ternmq.tasks import Tasks
 from ternmq.wire.codes import RequestCode as Code
 from tests.rules import Noting, rules_by_code, unknown_fields
@@ -28,6 +29,8 @@ CODES: Final = {
         Code.GET_HAS_UNIT_SUB_TOPIC_LIST,
         Code.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST,
         Code.GET_UNIT_TOPIC_LIST,
+        # They only say why they are refused.
+        *CONTROLLER,
     },
     Action.ADMIN: {
         Code.ADD_WRITE_PERM_OF_BROKER,

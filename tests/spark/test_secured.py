@@ -77,9 +77,10 @@ def test_rows_are_written_and_read_with_keys_and_tls(
         assert "secret-of" not in text
 
 
-#: Reads and fails with options, and then with the environment; prints what the pages of the UI and its API show.
+#: Reads and fails with options, and then with the environment; prints what the pages of the UI and its API show, and
+#: the command lines of all processes: Spark's JVM and Python workers are among them.
 _PROGRAM = """
-import json, sys, urllib.request
+import json, pathlib, sys, urllib.request
 from ternmq.spark.session import session
 
 names, ca, log, small = sys.argv[1:]
@@ -115,6 +116,11 @@ for page in (
         print(page, urllib.request.urlopen(f"{ui}/{page}", timeout=60).read().decode())
     except OSError as error:
         print(page, error)
+for line in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+    try:
+        print("process", line.read_text().replace("\\0", " "))
+    except OSError:
+        pass  # it has ended
 spark.stop()
 """
 
@@ -134,11 +140,12 @@ def test_secrets_are_not_in_the_ui_the_event_log_or_any_output(
             admin.topics.create(topic, queues=1)
     log = tmp_path / "events"
     log.mkdir()
+    program = tmp_path / "program.py"
+    program.write_text(_PROGRAM)
     done = subprocess.run(
         [
             sys.executable,
-            "-c",
-            _PROGRAM,
+            str(program),
             secured.name_servers,
             str(certificates / "ca.pem"),
             str(log),
@@ -156,6 +163,7 @@ def test_secrets_are_not_in_the_ui_the_event_log_or_any_output(
     assert "no permission for topic:'payments'" in done.stdout
     assert "the access key or the signature is not valid" in done.stdout
     assert "spark.app.name" in done.stdout, "the page of the environment is among them"
+    assert "pyspark.daemon" in done.stdout, "so are the command lines of its workers"
     everything = done.stdout + done.stderr + events
     for secret in (READER[1], "secret-that-is-wrong", "token-of-the-reader", BOSS.secret_key):
         assert secret not in everything

@@ -335,21 +335,28 @@ def test_many_ops_that_found_no_space_are_written_in_several_turns(monkeypatch: 
         world.start()
         await world.folded()
         sent = [world.send(b"%d" % number) for number in range(count)]
-        put, put_batch, batches = world.store.put, world.store.put_batch, 0
+        store, batches = world.store, 0
+        put, put_batch, put_packed = store.put, store.put_batch, store.put_packed
 
         def full(*_arguments: Any, **_options: Any) -> Any:
             raise DiskFull("the disk is full")
 
-        def counted(*arguments: Any, **options: Any) -> Any:
+        def counted(pack: Any) -> bool:
+            nonlocal batches
+            is_put = put_packed(pack)
+            batches += is_put
+            return is_put
+
+        def counted_batch(*arguments: Any, **options: Any) -> Any:
             nonlocal batches
             batches += 1
             return put_batch(*arguments, **options)
 
-        world.store.put = world.store.put_batch = full
+        store.put = store.put_batch = store.put_packed = full
         for one in sent:
             world.end(one, Outcome.ROLLBACK)
         await asyncio.sleep(3)
-        world.store.put, world.store.put_batch = put, counted
+        store.put, store.put_batch, store.put_packed = put, counted_batch, counted
         most = before = 0
         while len(world.bodies(names.OP_HALF_TOPIC)) < count:
             await asyncio.sleep(0.1)

@@ -18,6 +18,7 @@ from ternmq.message import Outcome
 from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.log.batch import PlacedBatch
 from ternmq.store.log.draft import Draft, Placed
+from ternmq.store.log.run import RunPacker
 from ternmq.store.store import MessageStore
 from ternmq.tasks import Tasks
 from ternmq.testing.clock import SimulatedClock
@@ -102,7 +103,7 @@ class World:
     def start(self) -> None:
         disk = FileDisk() if self._on_disk else self.disk
         self.store = MessageStore.open(self.config, store_host=HOST, clock=self.clock, disk=disk, threads=False)
-        put, put_batch = self.store.put, self.store.put_batch
+        put, put_batch, put_packed = self.store.put, self.store.put_batch, self.store.put_packed
 
         def count() -> None:
             if self.puts_left is not None:
@@ -118,8 +119,13 @@ class World:
             count()
             return put_batch(*arguments, **options)
 
+        def counted_packed(pack: RunPacker) -> bool:
+            count()
+            return put_packed(pack)
+
         self.store.put = counted  # the places where processes die
         self.store.put_batch = counted_batch
+        self.store.put_packed = counted_packed
         progress = DelayProgress(
             TableFile(ROOT / "config" / "delayOffset.json", do_now, self.files), self.store, self.clock
         )

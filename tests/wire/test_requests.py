@@ -68,8 +68,14 @@ WITHOUT_FIELDS: Final = {
 }
 
 #: Codes that no client sends today, or that belong to parts of RocketMQ that TernMQ does not have: its containers,
-#: RocksDB files, static topics, limits for cold reads.
+#: RocksDB files, static topics, limits for cold reads, controllers.
 NOT_SPOKEN: Final = {
+    RequestCode.CONTROLLER_ELECT_MASTER,
+    RequestCode.CONTROLLER_GET_METADATA_INFO,
+    RequestCode.CONTROLLER_GET_SYNC_STATE_DATA,
+    RequestCode.UPDATE_CONTROLLER_CONFIG,
+    RequestCode.GET_CONTROLLER_CONFIG,
+    RequestCode.CLEAN_BROKER_DATA,
     RequestCode.QUERY_BROKER_OFFSET,
     RequestCode.GET_TOPIC_CONFIG_LIST,
     RequestCode.GET_TOPIC_NAME_LIST,
