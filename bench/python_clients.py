@@ -168,13 +168,14 @@ async def tern_latency(run: Run) -> None:
     async def on_message(message: Any) -> None:
         run.timed(message.body, arrived)
 
+    # A group that is new to a young topic begins at its first message, as with RocketMQ: one of an earlier run.
+    topic = f"{TIMED}-{run.group}"
     consumer = PushConsumer(run.group, on_message, name_servers=run.address)
-    consumer.subscribe(TIMED)
+    consumer.subscribe(topic)
     async with Producer("bench", name_servers=run.address) as producer, consumer:
-        await producer.send(Message(TIMED, BODY))
+        await producer.send(Message(topic, b"%020d" % time.perf_counter_ns()))
         await consumer.ready()
-        run.left = run.count
-        await run.paced(lambda body: producer.send(Message(TIMED, body)), arrived)
+        await run.paced(lambda body: producer.send(Message(topic, body)), arrived)
 
 
 async def tern_sync_one(run: Run) -> None:
@@ -271,7 +272,9 @@ async def aiokafka_latency(run: Run) -> None:
 def _confluent_send(run: Run, in_flight: int) -> None:
     from confluent_kafka import Producer as ConfluentProducer
 
-    producer = ConfluentProducer({"bootstrap.servers": run.address, "acks": 1, "linger.ms": 0})
+    # Its default of 5 ms is made for many messages, and would be all that a lone one waits for.
+    settings = {"linger.ms": 0} if in_flight == 1 else {}
+    producer = ConfluentProducer({"bootstrap.servers": run.address, "acks": 1, **settings})
     open_sends = 0
 
     def sent(error: object, _: object) -> None:
@@ -429,6 +432,75 @@ async def nats_latency(run: Run) -> None:
     await client.close()
 
 
+# --- aio-pika, quorum queues -----------------------------------------------------------------------------------------
+
+
+async def _rabbit(run: Run) -> tuple[Any, Any, dict[str, Any]]:
+    """A connection, a channel whose sends are confirmed, and the queues by name."""
+    import aio_pika
+
+    connection = await aio_pika.connect(f"amqp://guest:guest@{run.address}/")
+    channel = await connection.channel()
+    await channel.set_qos(prefetch_count=BATCH)
+    kind: Any = {"x-queue-type": "quorum"}
+    queues = {name: await channel.declare_queue(name, durable=True, arguments=kind) for name in (BACKLOG, SENT, TIMED)}
+    return connection, channel, queues
+
+
+def _rabbit_send(channel: Any, queue: str, body: bytes) -> Awaitable[object]:
+    import aio_pika
+
+    message = aio_pika.Message(body, delivery_mode=aio_pika.DeliveryMode.PERSISTENT)
+    sent: Awaitable[object] = channel.default_exchange.publish(message, routing_key=queue)
+    return sent
+
+
+async def rabbit_one(run: Run) -> None:
+    connection, channel, _ = await _rabbit(run)
+    await run.one_by_one(lambda: _rabbit_send(channel, SENT, BODY))
+    await connection.close()
+
+
+async def rabbit_flight(run: Run) -> None:
+    connection, channel, _ = await _rabbit(run)
+    await run.in_flight(lambda: _rabbit_send(channel, SENT, BODY))
+    await connection.close()
+
+
+async def rabbit_consume(run: Run) -> None:
+    """Acknowledged and gone: the backlog is filled anew for each round."""
+    connection, channel, queues = await _rabbit(run)
+    await _rabbit_fill(channel, run.count)
+    ended = asyncio.Event()
+
+    async def on_message(message: Any) -> None:
+        await message.ack()
+        if run.got():
+            ended.set()
+
+    await queues[BACKLOG].consume(on_message)
+    await ended.wait()
+    await connection.close()
+
+
+async def rabbit_latency(run: Run) -> None:
+    arrived = asyncio.Event()
+
+    async def on_message(message: Any) -> None:
+        run.timed(message.body, arrived)
+        await message.ack()
+
+    connection, channel, queues = await _rabbit(run)
+    await queues[TIMED].consume(on_message)
+    await run.paced(lambda body: _rabbit_send(channel, TIMED, body), arrived)
+    await connection.close()
+
+
+async def _rabbit_fill(channel: Any, count: int) -> None:
+    for _ in range(0, count, BATCH):
+        await asyncio.gather(*(_rabbit_send(channel, BACKLOG, BODY) for _ in range(BATCH)))
+
+
 #: By row and client.
 WAYS: Final[dict[str, dict[str, Way]]] = {
     "one": {
@@ -438,6 +510,7 @@ WAYS: Final[dict[str, dict[str, Way]]] = {
         "confluent-kafka": confluent_one,
         "redis-py": redis_one,
         "nats-py": nats_one,
+        "aio-pika": rabbit_one,
     },
     "flight": {
         "ternmq": tern_flight,
@@ -445,6 +518,7 @@ WAYS: Final[dict[str, dict[str, Way]]] = {
         "aiokafka": aiokafka_flight,
         "confluent-kafka": confluent_flight,
         "nats-py": nats_flight,
+        "aio-pika": rabbit_flight,
     },
     "lists": {
         "ternmq": tern_lists,
@@ -460,12 +534,14 @@ WAYS: Final[dict[str, dict[str, Way]]] = {
         "confluent-kafka": confluent_consume,
         "redis-py": redis_consume,
         "nats-py": nats_consume,
+        "aio-pika": rabbit_consume,
     },
     "latency": {
         "ternmq": tern_latency,
         "aiokafka": aiokafka_latency,
         "redis-py": redis_latency,
         "nats-py": nats_latency,
+        "aio-pika": rabbit_latency,
     },
 }
 
@@ -502,9 +578,14 @@ async def fill_nats(run: Run) -> None:
     await client.close()
 
 
+async def fill_nothing(_: Run) -> None:
+    """RabbitMQ deletes what is acknowledged, so each measurement fills its own backlog."""
+
+
 FILLS: Final[dict[str, Way]] = {
     "ternmq": fill_ternmq,
     "kafka": fill_kafka,
     "redis": fill_redis,
     "nats": fill_nats,
+    "rabbitmq": fill_nothing,
 }

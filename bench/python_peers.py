@@ -8,9 +8,9 @@
 
 Bodies have 200 bytes. Each measurement is a process of its own; those of a row take turns, round by round, so that a
 machine that becomes slower does so for all of them: compare ratios. CPU time is that of the client's process, without
-the server. Kafka comes by Maven (``bench.kafka``), Redis from the system's packages, nats-server from Go's module proxy
-into ``bench/java/target``. What cannot be had is left out, with a sentence. Servers have their own defaults; Redis
-writes its append-only file.
+the server. Kafka comes by Maven (``bench.kafka``), Redis and RabbitMQ from the system's packages, nats-server from Go's
+module proxy into ``bench/java/target``. What cannot be had is left out, with a sentence. Servers have their own
+defaults; Redis writes its append-only file, and RabbitMQ has quorum queues.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -52,6 +53,7 @@ CLIENTS: Final = {
     "confluent-kafka": ("confluent_kafka", "kafka"),
     "redis-py": ("redis", "redis"),
     "nats-py": ("nats", "nats"),
+    "aio-pika": ("aio_pika", "rabbitmq"),
 }
 #: Messages of a measurement, as a part of what was asked for.
 _SHARE: Final = {"one": 0.05, "flight": 0.5, "lists": 2.0, "consume": 1.0, "latency": 0.03}
@@ -68,10 +70,11 @@ _TITLES: Final = {
 
 
 @contextmanager
-def _process(command: list[str], port: int, log_path: Path) -> Iterator[str]:
-    """A server that listens on ``port``; killed at the end, since its files are not needed."""
+def _process(command: list[str], port: int, log_path: Path, settings: dict[str, str] | None = None) -> Iterator[str]:
+    """A server that listens on ``port``; killed at the end with its children, since its files are not needed."""
+    environment = {**os.environ, **(settings or {})}
     with log_path.open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
     try:
         deadline = time.monotonic() + _READY_S
         while True:
@@ -83,7 +86,7 @@ def _process(command: list[str], port: int, log_path: Path) -> Iterator[str]:
             time.sleep(0.1)
         yield f"127.0.0.1:{port}"
     finally:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
@@ -127,11 +130,47 @@ def _server(name: str, directory: Path) -> Iterator[str]:
         settings = ["--port", str(port), "--dir", str(directory), "--appendonly", "yes", "--save", ""]
         with _process([program, *settings], port, directory / "redis.log") as address:
             yield address
+    elif name == "rabbitmq":
+        with _rabbitmq(directory / "rabbitmq") as address:
+            yield address
     else:
         port = free_port()
         command = [_nats_program(), "-js", "-a", "127.0.0.1", "-p", str(port), "-sd", str(directory / "nats")]
         with _process(command, port, directory / "nats.log") as address:
             yield address
+
+
+@contextmanager
+def _rabbitmq(directory: Path) -> Iterator[str]:
+    """A node of its own: names, ports and files in ``directory``, so that it meets no other one of this machine."""
+    program = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+    if not program.exists():
+        raise FileNotFoundError("rabbitmq-server is missing; install the package of the system")
+    directory.mkdir()
+    plugins = directory / "plugins"
+    plugins.write_text("[].")
+    port, names_port = free_port(), free_port()
+    settings = {
+        "HOME": str(directory),
+        "ERL_EPMD_ADDRESS": "127.0.0.1",
+        "ERL_EPMD_PORT": str(names_port),
+        "RABBITMQ_NODENAME": "bench@localhost",
+        "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+        "RABBITMQ_NODE_PORT": str(port),
+        "RABBITMQ_DIST_PORT": str(free_port()),
+        "RABBITMQ_MNESIA_BASE": str(directory / "data"),
+        "RABBITMQ_LOG_BASE": str(directory),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(plugins),
+        "RABBITMQ_CONFIG_FILE": str(directory / "none"),
+        "RABBITMQ_CONF_ENV_FILE": str(directory / "none"),
+        "RABBITMQ_PID_FILE": str(directory / "pid"),
+    }
+    try:
+        with _process([str(program)], port, directory / "rabbitmq.log", settings) as address:
+            yield address
+    finally:
+        # Erlang's name server, a daemon that outlives the node.
+        subprocess.run(["epmd", "-kill"], env={**os.environ, **settings}, capture_output=True, check=False)
 
 
 def _nats_program() -> str:

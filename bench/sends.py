@@ -30,17 +30,6 @@ from ternmq.store.config import StoreConfig
 COUNTS = (1, 10, WINDOW)
 
 
-def split(data: bytes, count: int) -> list[bytes]:
-    """The frames of a read as reads of so many."""
-    frames = []
-    at = 0
-    while at < len(data):
-        end = at + 4 + int.from_bytes(data[at : at + 4], "big")
-        frames.append(data[at:end])
-        at = end
-    return [b"".join(frames[at : at + count]) for at in range(0, len(frames), count)]
-
-
 async def run(directory: Path, rounds: int) -> None:
     async with Broker(BrokerConfig(broker_ip1="127.0.0.1", listen_port=0), StoreConfig(store_path_root_dir=directory)):
         [server] = [one for one in gc.get_objects() if type(one) is Server]
@@ -57,7 +46,8 @@ async def run(directory: Path, rounds: int) -> None:
         for _ in range(rounds):
             for (name, count), clock in clocks.items():
                 wire, peer = ways[name]
-                reads = split(sends(transactional=False)[0], count)
+                frames, _ = sends(transactional=False)
+                reads = [b"".join(frames[at : at + count]) for at in range(0, WINDOW, count)]
                 with clock.running():
                     for data in reads:
                         peer.data_received(data)

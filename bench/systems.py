@@ -110,15 +110,18 @@ def start_rocketmq(
 
 
 @contextmanager
-def start_ternmq(directory: Path, *, settings: Mapping[str, object] | None = None) -> Iterator[System]:
-    """``tern up``: a name server, and one broker as its child process."""
+def start_ternmq(
+    directory: Path, *, settings: Mapping[str, object] | None = None, brokers: int = 1
+) -> Iterator[System]:
+    """``tern up``: a name server, and brokers as its child processes."""
     port, broker_port = rocketmq.free_port(), rocketmq.free_port(neighbours=(-2, 1))
     tern = Path(sys.executable).with_name("tern")
     command = [str(tern), "up", "--dir", str(directory), "--port", str(port), "--broker-port", str(broker_port)]
+    command += ["--brokers", str(brokers)]
     command += [part for key, value in (settings or {}).items() for part in ("--set", f"{key}={value}")]
     with _started(command, directory) as (process, ready_s):
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        yield System("TernMQ", f"127.0.0.1:{port}", int(children[0]), ready_s)
+        first, *more = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+        yield System("TernMQ", f"127.0.0.1:{port}", first, ready_s, tuple(more))
 
 
 @dataclass(slots=True, frozen=True)

@@ -1,9 +1,10 @@
 """What a transaction costs a broker, without sockets: ``python -m bench.transactions``.
 
-A real broker gets frames of a producer through a connection that is no socket: reads of 64 halves, then reads of 64
-commits, as Java's client sends them (one-way). CPU time of the broker's thread from the bytes that were read to the
-bytes of the reply, and what the end of the turn adds; best and median of the rounds. Plain sends of the same body stand
-beside them. With ``--profile``, it tells where the time goes.
+A real broker gets frames of a producer through a connection that is no socket, as Java's client sends them: commits
+are one-way, and a thread writes the commit of one transaction together with the half of its next one, so a read has
+both in turns. Reads of 64 halves, and of 64 commits, stand beside it, and so do plain sends of the
+same body. CPU time of the broker's thread from the bytes that were read to the bytes of the reply, and what the end of
+the turn adds; best and median of the rounds. With ``--profile``, it tells where the time of those in turns goes.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ _REPLY: Final = re.compile(rb'"msgId":"[0-9A-F]{16}([0-9A-F]{16})".*?"queueOffse
 _numbers: Final = itertools.count()
 
 
-def sends(*, transactional: bool) -> tuple[bytes, list[str]]:
-    """A read of sends, and their unique keys."""
-    frames, keys = bytearray(), []
-    for number in itertools.islice(_numbers, WINDOW):
+def sends(count: int = WINDOW, *, transactional: bool) -> tuple[list[bytes], list[str]]:
+    """Sends, and their unique keys."""
+    frames, keys = [], []
+    for number in itertools.islice(_numbers, count):
         key = f"7F000001000018B4AAC2{number:012X}"
         pairs = {"UNIQ_KEY": key, "WAIT": "true", "TAGS": "paid"}
         if transactional:
@@ -49,15 +50,15 @@ def sends(*, transactional: bool) -> tuple[bytes, list[str]]:
             properties=join(pairs),
         )
         keys.append(key)
-        frames += b"".join(encode_request(Code.SEND_MESSAGE_V2, header, BODY, opaque=number))
-    return bytes(frames), keys
+        frames.append(b"".join(encode_request(Code.SEND_MESSAGE_V2, header, BODY, opaque=number)))
+    return frames, keys
 
 
-def commits(replies: bytes, keys: list[str]) -> bytes:
-    """A read of commits of the halves that these replies tell of."""
-    frames = bytearray()
+def commits(replies: bytes, keys: list[str]) -> list[bytes]:
+    """Commits of the halves that these replies tell of."""
+    frames = []
     found = _REPLY.findall(replies)
-    assert len(found) == WINDOW, f"{len(found)} of {WINDOW} halves were stored: {replies[:300]!r}"
+    assert len(found) == len(keys), f"{len(found)} of {len(keys)} halves were stored: {replies[:300]!r}"
     for number, (key, (log_offset, queue_offset)) in enumerate(zip(keys, found, strict=True)):
         header = EndTransaction(
             producer_group=GROUP,
@@ -67,31 +68,41 @@ def commits(replies: bytes, keys: list[str]) -> bytes:
             message_id=key,
             transaction_id=key,
         )
-        frames += b"".join(encode_request(Code.END_TRANSACTION, header, opaque=number, oneway=True))
-    return bytes(frames)
+        frames.append(b"".join(encode_request(Code.END_TRANSACTION, header, opaque=number, oneway=True)))
+    return frames
 
 
-async def run(directory: Path, rounds: int, profile: cProfile.Profile | None) -> None:
+async def run(directory: Path, rounds: int, count: int, profile: cProfile.Profile | None) -> None:
     async with fed_broker(directory) as broker:
-        plain, half, commit = Clock("plain send"), Clock("half", profile), Clock("commit", profile)
+        plain, half, commit = Clock("plain send"), Clock("half"), Clock("commit")
+        both = Clock(f"transaction, {count} in turns", profile)
+        frames, waiting = sends(count, transactional=True)
+        told = await broker.feed(b"".join(frames), half, count)
         for _ in range(rounds):
-            data, _ = sends(transactional=False)
-            await broker.feed(data, plain)
-            data, keys = sends(transactional=True)
-            replies = await broker.feed(data, half)
-            await broker.feed(commits(replies, keys), commit)
-        for clock in (plain, half, commit):
+            frames, _ = sends(transactional=False)
+            await broker.feed(b"".join(frames), plain)
+            frames, keys = sends(transactional=True)
+            replies = await broker.feed(b"".join(frames), half)
+            await broker.feed(b"".join(commits(replies, keys)), commit)
+            frames, keys = sends(count, transactional=True)
+            pairs = zip(commits(told, waiting), frames, strict=True)
+            told = await broker.feed(b"".join(map(b"".join, pairs)), both, count)
+            waiting = keys
+        for clock in (plain, half, commit, both):
             print(clock)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument(
+        "--pairs", type=int, default=WINDOW // 2, help="commits and halves of a read that has both (32)"
+    )
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
     profile = cProfile.Profile() if options.profile else None
     with tempfile.TemporaryDirectory() as name:
-        uvloop.run(run(Path(name), options.rounds, profile))
+        uvloop.run(run(Path(name), options.rounds, options.pairs, profile))
     if profile is not None:
         pstats.Stats(profile).sort_stats("tottime").print_stats(45)
 

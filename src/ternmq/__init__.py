@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ternmq.client.consume.config import FlowLimits, LitePullConfig, PopConfig, PushConfig, ShareConfig
     from ternmq.client.consume.listener import ConsumeContext, ConsumeHook, ConsumeResult
     from ternmq.client.consume.lite_pull import LitePullConsumer
-    from ternmq.client.consume.offsets import StartPosition
+    from ternmq.client.consume.offsets import OffsetStore, StartPosition
     from ternmq.client.consume.outage import breaker
     from ternmq.client.consume.pop import PopConsumer
     from ternmq.client.consume.pull import PullConsumer
@@ -61,6 +61,7 @@ __all__ = [
     "Message",
     "MessageModel",
     "MessageQueue",
+    "OffsetStore",
     "Outage",
     "Outcome",
     "PopConfig",
@@ -112,7 +113,7 @@ _HOMES: Final = {
     "ternmq.client.send.hooks": ("SendContext", "SendHook"),
     "ternmq.client.consume.listener": ("ConsumeContext", "ConsumeHook", "ConsumeResult"),
     "ternmq.client.consume.lite_pull": ("LitePullConsumer",),
-    "ternmq.client.consume.offsets": ("StartPosition",),
+    "ternmq.client.consume.offsets": ("OffsetStore", "StartPosition"),
     "ternmq.client.consume.outage": ("breaker",),
     "ternmq.client.consume.pop": ("PopConsumer",),
     "ternmq.client.send.producer": ("Producer",),

@@ -1,6 +1,6 @@
 """Compiled kernels (``native/``); see ``ternmq.kernels``. Buffers are read and written in place."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self, final
 
 from ternmq.message import Message
@@ -79,7 +79,8 @@ def offset_ids(host: str, log_offsets: Sequence[int]) -> str:
 
 @final
 class Sends:
-    """Plain sends of one read that follow each other, parsed. It holds no state but what was read."""
+    """Plain sends of one read that follow each other, with ends of transactions among them, parsed. It holds no state
+    but what was read."""
 
     @property
     def data(self) -> bytes:
@@ -87,7 +88,7 @@ class Sends:
 
     @property
     def count(self) -> int:
-        """How many sends these are; at least one."""
+        """How many requests these are; at least one."""
 
     @property
     def frame_bytes(self) -> int:
@@ -99,7 +100,7 @@ class Sends:
 
     @property
     def places(self) -> list[tuple[str, int]]:
-        """Topic and queue id of each queue that is named, once."""
+        """Topic and queue id of each queue that a send names, once."""
 
     @property
     def is_full(self) -> bool:
@@ -110,7 +111,10 @@ class Sends:
         """What has checked their signatures; None if they were not checked."""
 
     def frame(self, number: int) -> tuple[int, int]:
-        """Where the frame of a send begins and ends in ``data``."""
+        """Where the frame of a request begins and ends in ``data``."""
+
+    def is_transactional(self, number: int) -> bool:
+        """Whether a request ends a transaction, or is a send with TRAN_MSG in its properties."""
 
 @final
 class SendTerms:
@@ -135,8 +139,9 @@ class ReplyForm:
     def __new__(cls, parts: Sequence[bytes]) -> Self: ...
 
 def parse_sends(data: bytes, at: int, bytes_max: int, account: SignedSends | None = None) -> Sends | None:
-    """The plain sends whose frames follow each other from ``at`` on; None if there is none. The run is bounded. With an
-    ``account``, it ends before the first send that is not of its codes, or not signed by it."""
+    """The plain sends, and ends of transactions, whose frames follow each other from ``at`` on; None if there is none.
+    The run is bounded. With an ``account``, it ends before the first request that is not a send of its codes, or not
+    signed by it."""
 
 def pack_batch(
     messages: list[Message],
@@ -290,6 +295,78 @@ def store_timed_sends(
     what they add to the queue, as ``store_sends`` tells it; for each place of which sends were stored its number, their
     count, and the bytes of their bodies; index entries; the replies. None if the send ``first`` has no time, is not
     plain or has no room; then nothing is written.
+    """
+
+def store_transactions(
+    sends: Sends,
+    half_terms: SendTerms,
+    commit_terms: SendTerms,
+    form: ReplyForm,
+    done: tuple[bytes, bytes],
+    first: int,
+    page: Page,
+    at: int,
+    end: int,
+    *,
+    log_offset: int,
+    from_offset: int,
+    store_time_ms: int,
+    born_host: bytes,
+    group_bytes_max: int,
+    may_begin: list[bool],
+    open_halves: dict[int, int] | None,
+    in_doubt: set[int],
+    queue_offset: int,
+    topic_field: bytes,
+    target: Callable[[str, int], tuple[int, bytes] | None],
+) -> (
+    tuple[
+        int,
+        int,
+        int,
+        tuple[bytes, int, int, list[tuple[int, int]]] | None,
+        list[tuple[int, int, int]],
+        list[tuple[int, bytes, int, int, list[tuple[int, int]]]],
+        list[int],
+        bytes,
+        bytes,
+    ]
+    | None
+):
+    """Pack halves as records of the half topic, whose next queue offset and name with its length in front are given,
+    and the messages of halves that are committed, from request ``first`` on, in their order.
+
+    ``open_halves`` has the log offsets of open halves by their queue offsets; None if nothing may be ended. Those
+    ``in_doubt``, and those before ``from_offset`` or before the page, are left. ``may_begin`` tells for each place
+    whether its messages may become halves. ``target`` is asked once for each queue of messages, in the order of their
+    numbers: its next queue offset, and its topic with its length in front; None if it is not plain. ``done`` is what
+    stands before and behind the opaque in the reply to a commit.
+
+    Returns: number of the first request that is not carried out; log offset behind the last record, and of the last
+    record; what halves add to their queue, as ``store_sends`` tells it, if there are some; for each place of which
+    halves were stored its number, their count, and the bytes of their bodies; for each queue of messages with new
+    entries its number, and what is added; the queue offsets of the halves that were committed; index entries; the
+    replies. None if the request ``first`` is not plain or has no room; then nothing is written.
+    """
+
+def store_ops(
+    page: Page,
+    at: int,
+    end: int,
+    closed: Sequence[int],
+    *,
+    log_offset: int,
+    queue_offset: int,
+    born_time_ms: int,
+    born_host: bytes,
+    store_time_ms: int,
+    store_host: bytes,
+    topic_field: bytes,
+) -> tuple[int, tuple[bytes, int, int, list[tuple[int, int]]]] | None:
+    """Pack an op record for each of the halves ``closed`` into the page, between ``at`` and ``end``.
+
+    Returns the log offset of the last record, and what they add to their queue, as ``store_sends`` tells it. None if
+    they do not all fit, or a host is not IPv4; then nothing is written.
     """
 
 def fold_waiting(

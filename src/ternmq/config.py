@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import enum
+import importlib
 import logging
 import re
 import tomllib
@@ -525,3 +526,28 @@ def _toml_line(text: str, table: str, key: str) -> int:
         elif here == table and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", line):
             return number
     return 1
+
+
+# --- Objects that a setting names ---------------------------------------------------------------------------------
+
+_FACTORY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*\Z")
+
+
+def check_factories(key: str, text: str) -> list[str]:
+    """The factories that a setting names as ``module:factory``, separated by commas. Raises ``ConfigError``."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if not _FACTORY.match(name):
+            raise ConfigError(f"invalid {key} {name!r}: expected module:factory")
+    return names
+
+
+def made_by(key: str, name: str) -> object:
+    """What the factory ``name`` of a setting returns, called without arguments. Raises ``ConfigError``."""
+    module_name, _, factory_name = name.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module_name), factory_name)
+        made: object = factory()
+    except Exception as error:
+        raise ConfigError(f"cannot make {name} of {key}: {type(error).__name__}: {error}") from error
+    return made

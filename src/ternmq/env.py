@@ -5,11 +5,13 @@ can run from one seed. The seam of the network is the event loop, that of the di
 
 from __future__ import annotations
 
+import asyncio
 import random
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 
 class Clock(Protocol):
@@ -27,11 +29,32 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's clock."""
 
+    #: As it is: a consumer asks several times for each message.
+    monotonic = staticmethod(time.monotonic)
+
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
-    def monotonic(self) -> float:
-        return time.monotonic()
+
+class WorkClock(NamedTuple):
+    """What measures work on a loop, in seconds: its own time, and the CPU time of its thread."""
+
+    now: Callable[[], float]
+    used: Callable[[], float]
+
+
+@runtime_checkable
+class HasWorkClock(Protocol):
+    """A loop whose time is not this machine's (``testing.loop``)."""
+
+    @property
+    def work_clock(self) -> WorkClock: ...
+
+
+def work_clock() -> WorkClock:
+    """That of the running loop. Its time is exact: what uvloop tells are whole milliseconds."""
+    loop = asyncio.get_running_loop()
+    return loop.work_clock if isinstance(loop, HasWorkClock) else WorkClock(time.monotonic, time.thread_time)
 
 
 def unpredictable(length_bytes: int) -> str:

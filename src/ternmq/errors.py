@@ -37,6 +37,10 @@ class ConfigError(TernError, ValueError):
     """An invalid setting: names the file or source, the key and what is expected."""
 
 
+class BrokerMissing(ConfigError):
+    """The broker or cluster that was named is not registered."""
+
+
 class RestartNeeded(ConfigError):
     """A setting cannot be changed while its server runs."""
 
@@ -312,6 +316,12 @@ class RouteMissing(TernError):
 
 class NameServersUnreachable(NetworkError):
     """None of the configured name servers answers."""
+
+
+class OffsetStoreFailed(TernError):
+    """The application's own offset store raised an error."""
+
+    retriable = True
 
 
 class SendFailed(TernError):

@@ -184,7 +184,7 @@ class ReceivedMessage:
         prepared_transaction_offset: Position in the log of the first part of its transaction; 0 without one.
         min_offset: The first offset of the queue when the message was fetched; -1 if not known (pop, replies, queries).
         max_offset: The offset that the next message of the queue will get; -1 if not known.
-        consume_start_time_ms: When the application got it, in ms since 1970; 0 before, and from a ``PullConsumer``.
+        consume_start_time_ms: When the application got it, in ms since 1970; 0 before.
         body_error: Why the body cannot be read; ``body`` is then as stored, still compressed or damaged. Empty: it can
             be read. Listeners and loops of push and pop consumers never get an unreadable message.
     """

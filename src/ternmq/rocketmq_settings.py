@@ -268,7 +268,11 @@ UNKEPT: Final = {
     "timerStopEnqueue": Instead("messages with a delivery time are always accepted", _OFF),
     # Name servers.
     "clusterTest": Instead("routes are never requested from another environment", _OFF),
-    "fetchNamesrvAddrByAddressServer": Instead("name servers are taken from namesrvAddr only", _OFF),
+    "fetchNamesrvAddrByAddressServer": Instead(
+        "name servers are taken from namesrvAddr, which may be the URL of an address server: "
+        "namesrvAddr=http://HOST:8080/rocketmq/nsaddr",
+        _OFF,
+    ),
     "fetchNameSrvAddrByDnsLookup": Instead("name servers are taken from namesrvAddr only", _OFF),
     # Features.
     "enableBroadcastOffsetStore": Instead("members of a broadcast keep their progress themselves", _OFF),

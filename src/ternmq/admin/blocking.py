@@ -100,6 +100,7 @@ class SyncBrokerAdmin(SyncNoun[BrokerAdmin]):
         """Role, log and slaves of all registered brokers, or of those of one ``name``.
 
         A broker that does not answer is in the list, with the reason; so is one of RocketMQ, which does not tell.
+        Raises ``BrokerMissing`` for an unknown ``name``.
         """
         return self._run(self._noun().status(name))
 
@@ -150,7 +151,7 @@ class SyncNameServerAdmin(SyncNoun[NameServerAdmin]):
     """Name servers and their settings: ``admin.name_servers``."""
 
     def all(self) -> list[str]:
-        """The addresses of all name servers that this admin was given."""
+        """The addresses of all name servers that this admin was given, or that the address server lists."""
         return self._run(self._noun().all())
 
     def settings(self, address: str) -> dict[str, str]:
@@ -266,9 +267,13 @@ class SyncTopicAdmin(SyncNoun[TopicAdmin]):
         """The offsets of each queue of ``topic``, by broker and queue id. Raises ``RouteMissing``."""
         return self._run(self._noun().status(topic))
 
-    def loads(self, *, count_max: int = 1000) -> list[TopicLoad]:
-        """How busy topics are: the first ``count_max`` by name, without those of the system."""
-        return self._run(self._noun().loads(count_max=count_max))
+    def loads(
+        self, *, count_max: int = 1000, choose: Callable[[list[str]], list[str]] | None = None
+    ) -> list[TopicLoad]:
+        """How busy topics are: those that ``choose`` takes of all names, or the first ``count_max`` by name; without
+        those of the system. Each is a call to each of its brokers.
+        """
+        return self._run(self._noun().loads(count_max=count_max, choose=choose))
 
     def entries(
         self, queue: MessageQueue, queue_offset: int, *, count_max: int = 10, group: str = ""
@@ -337,9 +342,13 @@ class SyncGroupAdmin(SyncNoun[GroupAdmin]):
         """The group ``name`` with its members and lag; both are 0 for an unknown group."""
         return self._run(self._noun().info(name))
 
-    def loads(self, *, count_max: int = 1000) -> list[GroupLoad]:
-        """How busy groups are: the first ``count_max`` by name, without those of the system."""
-        return self._run(self._noun().loads(count_max=count_max))
+    def loads(
+        self, *, count_max: int = 1000, choose: Callable[[list[str]], list[str]] | None = None
+    ) -> list[GroupLoad]:
+        """How busy groups are: those that ``choose`` takes of all names, or the first ``count_max`` by name; without
+        those of the system. Each is a call to each master.
+        """
+        return self._run(self._noun().loads(count_max=count_max, choose=choose))
 
     def progress(self, group: str, *, topic: str | None = None) -> list[QueueProgress]:
         """The progress of ``group`` in each queue, of one ``topic`` or of all, by topic, broker and queue id.

@@ -11,7 +11,7 @@ from typing import Final
 from ternmq.admin.loads import BrokerLoad, broker_load
 from ternmq.admin.name_servers import change_settings_at, origins_at, settings_at
 from ternmq.client.connect.instance import ClientInstance
-from ternmq.errors import ConfigError, RequestNotSupported, TernError, refused
+from ternmq.errors import BrokerMissing, ConfigError, RequestNotSupported, TernError, refused
 from ternmq.wire.bodies.codec import decode
 from ternmq.wire.bodies.replication import BrokerStatus
 from ternmq.wire.bodies.routes import ClusterInfo, KvTable
@@ -82,15 +82,20 @@ class BrokerAdmin:
         if cluster is None and len(clusters) > 1:
             raise ConfigError(f"there are {len(clusters)} clusters ({', '.join(clusters)}); choose one with --cluster")
         if cluster is not None and cluster not in clusters:
-            raise ConfigError(f"there is no cluster {cluster!r}; the clusters are {', '.join(clusters)}")
+            raise BrokerMissing(f"there is no cluster {cluster!r}; the clusters are {', '.join(clusters)}")
         return [broker for broker in masters if cluster in (None, broker.cluster)]
 
     async def status(self, name: str | None = None) -> list[BrokerState]:
         """Role, log and slaves of all registered brokers, or of those of one ``name``.
 
         A broker that does not answer is in the list, with the reason; so is one of RocketMQ, which does not tell.
+        Raises ``BrokerMissing`` for an unknown ``name``.
         """
-        brokers = [broker for broker in await self.all() if name in (None, broker.name)]
+        registered = await self.all()
+        brokers = [broker for broker in registered if name in (None, broker.name)]
+        if name is not None and not brokers:
+            known = ", ".join(sorted({broker.name for broker in registered})) or "none"
+            raise BrokerMissing(f"there is no broker {name!r}; the registered brokers are {known}")
         return list(await asyncio.gather(*map(self._state, brokers)))
 
     async def _state(self, broker: BrokerInfo) -> BrokerState:

@@ -33,9 +33,10 @@ from ternmq.admin.queues import Queues
 from ternmq.admin.topics import TopicAdmin
 from ternmq.client.config import COMPRESSIONS, ProducerConfig
 from ternmq.client.connect.instance import ClientInstance
+from ternmq.client.send.ongoing import Pick
 from ternmq.client.send.outgoing import compression_of, prepare, shrink
 from ternmq.client.send.queue_choice import by_sharding_key
-from ternmq.client.send.sender import Pick, Sender
+from ternmq.client.send.sender import Sender
 from ternmq.errors import ConfigError, InvalidName, NotFound, RouteMissing
 from ternmq.message import TIMER_PROPERTIES, Message, MessageQueue, Property, ReceivedMessage, SendReceipt
 from ternmq.names import DEAD_LETTER_PREFIX, check_group, dead_letter_topic, retry_topic

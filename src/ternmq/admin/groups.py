@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -170,9 +170,14 @@ class GroupAdmin:
             lag=sum(queue.lag for queue in progress),
         )
 
-    async def loads(self, *, count_max: int = 1_000) -> list[GroupLoad]:
-        """How busy groups are: the first ``count_max`` by name, without those of the system."""
-        wanted = [name for name in await self.names() if not is_system_group(name)][:count_max]
+    async def loads(
+        self, *, count_max: int = 1_000, choose: Callable[[list[str]], list[str]] | None = None
+    ) -> list[GroupLoad]:
+        """How busy groups are: those that ``choose`` takes of all names, or the first ``count_max`` by name; without
+        those of the system. Each is a call to each master.
+        """
+        names = [name for name in await self.names() if not is_system_group(name)]
+        wanted = choose(names) if choose is not None else names[:count_max]
         slots = asyncio.Semaphore(ASKED_AT_ONCE)
         masters = await self._brokers.masters()
 

@@ -16,8 +16,8 @@ class NameServerAdmin:
         self._instance = instance
 
     async def all(self) -> list[str]:
-        """The addresses of all name servers that this admin was given."""
-        return list(self._instance.config.addresses)
+        """The addresses of all name servers that this admin was given, or that the address server lists."""
+        return list(await self._instance.name_servers.known())
 
     async def settings(self, address: str) -> dict[str, str]:
         """All settings of the name server at ``address``, under RocketMQ's names; secrets are left out."""

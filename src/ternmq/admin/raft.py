@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ternmq.admin.brokers import BrokerAdmin, BrokerInfo
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.errors import (
+    BrokerMissing,
     CallTimeout,
     ConfigError,
     InvalidParameter,
@@ -161,7 +162,7 @@ class RaftAdmin:
         masters = [broker for broker in await self._brokers.masters() if name in (None, broker.name)]
         found = [broker for broker in masters if await self._ask(broker) is not None]
         if not found:
-            raise ConfigError(f"no broker{f' {name}' if name else ''} is a Raft group with a leader")
+            raise BrokerMissing(f"no broker{f' {name}' if name else ''} is a Raft group with a leader")
         if len(found) > 1:
             raise ConfigError(
                 f"there are {len(found)} Raft groups ({', '.join(each.name for each in found)}); name one"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -136,7 +136,7 @@ class TopicAdmin:
         await self._seen(topic, {master.name for master in masters})
         if order:
             listed = ";".join(f"{master.name}:{queues}" for master in masters)
-            for address in self._instance.config.addresses:
+            for address in await self._instance.name_servers.known():
                 put = PutKv(namespace=ORDER_TOPICS, key=topic, value=listed)
                 await self._instance.ask(address, RequestCode.PUT_KV_CONFIG, put)
         return masters
@@ -172,7 +172,7 @@ class TopicAdmin:
         for holder in holders:
             await self._instance.ask(holder.address, RequestCode.DELETE_TOPIC_IN_BROKER, Topic(topic=topic))
         # After the brokers: one that still had the topic would register it again. Name servers are independent (A6).
-        for address in self._instance.config.addresses:
+        for address in await self._instance.name_servers.known():
             await self._instance.ask(address, RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopic(topic=topic))
             # Only if there is one: accounts that manage topics may not be allowed to change other settings.
             listed = KvKey(namespace=ORDER_TOPICS, key=topic)
@@ -227,9 +227,15 @@ class TopicAdmin:
                 found.append(QueueStatus(queue, stats.min_offset, stats.max_offset, stats.last_update_timestamp))
         return sorted(found, key=lambda status: status.queue)
 
-    async def loads(self, *, count_max: int = 1_000) -> list[TopicLoad]:
-        """How busy topics are: the first ``count_max`` by name, without those of the system."""
-        wanted = [topic for topic in await self.all() if not topic.is_system][:count_max]
+    async def loads(
+        self, *, count_max: int = 1_000, choose: Callable[[list[str]], list[str]] | None = None
+    ) -> list[TopicLoad]:
+        """How busy topics are: those that ``choose`` takes of all names, or the first ``count_max`` by name; without
+        those of the system. Each is a call to each of its brokers.
+        """
+        topics = {topic.name: topic for topic in await self.all() if not topic.is_system}
+        chosen = choose(list(topics)) if choose is not None else list(topics)[:count_max]
+        wanted = [topics[name] for name in chosen]
         slots = asyncio.Semaphore(ASKED_AT_ONCE)
         addresses = {master.name: master.address for master in await self._brokers.masters()}
 

@@ -7,22 +7,23 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 from ternmq.auth import yaml_text
 from ternmq.auth.accounts import AccessRules
 from ternmq.auth.acl_files import AclFiles, check_mode
+from ternmq.auth.audit import Audit
 from ternmq.auth.config import AccessConfig, UserAccessConfig
 from ternmq.auth.plain import PlainAcl
 from ternmq.auth.user_acl import UserAcl
 from ternmq.auth.user_file import UserFile
 from ternmq.auth.users import User, UserRules, UserType, from_account
+from ternmq.config import made_by
 from ternmq.env import Clock
 from ternmq.errors import ConfigError
 from ternmq.net.gate import Gate, Validator
@@ -120,7 +121,7 @@ class AccessControl:
             validators.append(users.acl)
         if gate is None:
             validators += map(_made, config.validator_names)
-            gate = Gate(validators) if validators else None
+            gate = Gate(validators, audit=Audit(clock)) if validators else None
         async with Tasks() as tasks:
             if plain is not None or tls is not None:
                 tasks.create_task(_watch(plain, tls, config.acl_reload_interval / 1000), name="watch files of security")
@@ -168,17 +169,10 @@ async def _watch(plain: PlainAccess | None, tls: LiveTls | None, seconds: float)
 
 
 def _made(name: str) -> Validator:
-    module_name, _, factory_name = name.partition(":")
-    try:
-        factory = getattr(importlib.import_module(module_name), factory_name)
-        validator = factory()
-    except Exception as error:
-        raise ConfigError(
-            f"cannot make the validator {name} of authValidators: {type(error).__name__}: {error}"
-        ) from error
+    validator = made_by("authValidators", name)
     if not callable(validator):
         raise ConfigError(f"the validator that {name} of authValidators returned cannot be called")
-    return validator  # type: ignore[no-any-return]  # as just tested; the rest shows when it is called
+    return cast("Validator", validator)  # as just tested; the rest shows when it is called
 
 
 def acl_directory(config: AccessConfig, environ: Mapping[str, str]) -> Path:

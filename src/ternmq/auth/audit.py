@@ -15,6 +15,8 @@ import logging
 from typing import Final
 
 from ternmq.env import Clock
+from ternmq.net.gate import CallingPeer
+from ternmq.rare_log import one_line
 from ternmq.wire.codes import RequestCode
 
 log = logging.getLogger("ternmq.audit")
@@ -71,6 +73,18 @@ class Audit:
             reason,
             f" ({left_out} similar denials since the last line)" if left_out else "",
             extra={"event": "denied", "kind": kind, "key": shown(key), "from": address, "code": code, "more": left_out},
+        )
+
+    def __call__(self, caller: CallingPeer, code: int, reason: str, /) -> None:
+        """Denials that no account decides (``net.gate.DenialLog``): of validators of your own, of ports for servers."""
+        self.denied(
+            kind="other",
+            key=caller.proved,
+            is_known=bool(caller.proved),
+            ip=caller.remote_ip,
+            address=caller.address,
+            code=code,
+            reason=one_line(reason),
         )
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from ternmq.config import check_factories
 from ternmq.errors import ConfigError
 from ternmq.net.limits import Limits
 from ternmq.net.tls import ClientAuth, LiveTls, ServerTls, TlsConfig, TlsMode
-
-_FACTORY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -60,10 +58,7 @@ class AccessConfig(Limits):
         Limits.__post_init__(self)
         if not 100 <= self.acl_reload_interval <= 3_600_000:
             raise ConfigError(f"invalid aclReloadInterval {self.acl_reload_interval}: expected 100 to 3600000")
-        for name in self.validator_names:
-            if not _FACTORY.match(name):
-                raise ConfigError(f"invalid authValidators {name!r}: expected module:factory")
-
+        check_factories("authValidators", self.auth_validators)
         if self.tls_server_mode is not TlsMode.DISABLED:
             if self.tls_test_mode_enable:
                 raise ConfigError(
@@ -122,7 +117,7 @@ class AccessConfig(Limits):
 
     @property
     def validator_names(self) -> list[str]:
-        return [name.strip() for name in self.auth_validators.split(",") if name.strip()]
+        return check_factories("authValidators", self.auth_validators)
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)

@@ -72,6 +72,8 @@ def is_list(code: int, fields: Fields, rule: Rule) -> bool:
 class PlainAcl:
     """A validator for a ``Gate``. ``rules`` may be replaced at any time; the next request goes by the new ones."""
 
+    audits: Final = True
+
     def __init__(self, rules: AccessRules, clock: Clock) -> None:
         self.rules = rules
         self._callers = SignedCallers(clock)

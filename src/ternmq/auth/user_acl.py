@@ -108,6 +108,8 @@ class UserAccess:
 class UserAcl:
     """A validator for a ``Gate``. ``rules`` may be replaced at any time; the next request goes by the new ones."""
 
+    audits: Final = True
+
     def __init__(self, rules: UserRules, clock: Clock, *, authorizes: bool, cluster: str) -> None:
         """Without ``authorizes``, every user may do what does not need an administrator."""
         self.rules = rules

@@ -17,6 +17,7 @@ from ternmq.namesrv.registry import READ_BY_UNIT, UNIT, Registrant, Registry
 from ternmq.net.gate import ANY_CALLER, Action, Resource, ResourceKind, Rule
 from ternmq.net.peer import Peer, Route
 from ternmq.net.settings_text import Changes, refusals, requested, settings_text
+from ternmq.net.unsupported import CONTROLLER, refusing
 from ternmq.rare_log import RareLog
 from ternmq.wire.bodies.codec import decode, encode
 from ternmq.wire.bodies.routes import (
@@ -114,6 +115,7 @@ class NameServerHandlers:
             Code.GET_KVLIST_BY_NAMESPACE: Route(self.kv_of_namespace, BROKER_LANE, ANY_CALLER),
             Code.GET_NAMESRV_CONFIG: Route(self.get_config, BROKER_LANE, ANY_CALLER),
             Code.UPDATE_NAMESRV_CONFIG: Route(self.update_config, BROKER_LANE, Rule(Action.ADMIN)),
+            **refusing(CONTROLLER, BROKER_LANE),
         }
 
     # --- Routes (A4) -------------------------------------------------------------------------------------------

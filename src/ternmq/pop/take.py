@@ -26,7 +26,7 @@ from ternmq.pop.orderly import Orders
 from ternmq.store.log.protocol import Piece
 from ternmq.store.read.query import GetResult, GetStatus
 from ternmq.store.read.records import offsets_of, start_offset
-from ternmq.types import Accepts, IsOver, Matches
+from ternmq.store.read.taking import TakeStore, TakeWish
 from ternmq.wire import properties as props
 from ternmq.wire.handles import NORMAL, Handle, OffsetInfos
 from ternmq.wire.record import PROPERTIES_BYTES_MAX, repacked, unpack_record
@@ -35,27 +35,6 @@ from ternmq.wire.record import PROPERTIES_BYTES_MAX, repacked, unpack_record
 BYTES_MAX: Final = 4 * 1024 * 1024
 #: Stretches of a queue that one pop looks through for something that its filter lets through.
 SCANS_MAX: Final = 4
-
-
-class PopTakeStore(Protocol):
-    """What taking needs of the message store."""
-
-    def get(
-        self,
-        topic: str,
-        queue_id: int,
-        queue_offset: int,
-        *,
-        count_max: int,
-        matches: Matches | None = None,
-        accepts: Accepts | None = None,
-        is_over: IsOver | None = None,
-        leave_cold: bool = False,
-    ) -> GetResult: ...
-
-    def min_offset(self, topic: str, queue_id: int) -> int: ...
-
-    def max_offset(self, topic: str, queue_id: int) -> int: ...
 
 
 class TakenOffsets(Protocol):
@@ -68,26 +47,16 @@ class TakenOffsets(Protocol):
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None: ...
 
 
-@dataclass(slots=True, frozen=True)
-class PopWish:
-    """What a consumer wants of a topic."""
+@dataclass(slots=True, frozen=True, kw_only=True)
+class PopWish(TakeWish):
+    """What a consumer that pops wants of a topic."""
 
-    group: str
-    topic: str
-    count_max: int
     invisible_ms: int
     pop_time_ms: int
     revive_queue_id: int
-    matches: Matches | None
-    accepts: Accepts | None
-    #: Whether a group that is new to a queue begins behind its last message.
-    from_last: bool
-    ordered: bool
     attempt_id: str | None
     #: Whether there is time to read records that are probably not in memory (``store.read.cold``).
     may_wait: bool = False
-    #: Whether ``accepts`` has taken enough time for one pop.
-    is_over: IsOver | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -127,7 +96,7 @@ class PopTaker:
     """All methods belong to the broker's loop."""
 
     def __init__(
-        self, *, store: PopTakeStore, offsets: TakenOffsets, buffer: PopBuffer, orders: Orders, broker_name: str
+        self, *, store: TakeStore, offsets: TakenOffsets, buffer: PopBuffer, orders: Orders, broker_name: str
     ) -> None:
         self._store = store
         self._offsets = offsets

@@ -22,6 +22,7 @@ from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, Final, Protocol, TypeVar
 
+from ternmq.env import WorkClock
 from ternmq.net.endpoint import Bound
 
 T = TypeVar("T")
@@ -137,6 +138,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         """Virtual seconds."""
         return self._now
+
+    @property
+    def work_clock(self) -> WorkClock:
+        """Work takes no time here."""
+        return WorkClock(self.time, self.time)
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None

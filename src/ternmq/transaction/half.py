@@ -66,14 +66,15 @@ _BROKERS_OWN: Final = (
     Property.TRANSACTION_PREPARED_OFFSET,
     Property.TRANSACTION_WAITS_SINCE,
 )
-_OWN_MARKS: Final = tuple(f"{name}\x01" for name in _BROKERS_OWN)
-#: What a half has that was not just sent: it is a copy, or its producer asks for its own immunity.
-_RARE_MARKS: Final = (
+OWN_MARKS: Final = tuple(f"{name}\x01" for name in _BROKERS_OWN)
+#: What a half has that was not just sent, but copied.
+COPY_MARKS: Final = (
     f"{Property.TRANSACTION_CHECK_TIMES}\x01",
     f"{Property.TRANSACTION_PREPARED_OFFSET}\x01",
     f"{Property.TRANSACTION_WAITS_SINCE}\x01",
-    f"{Property.CHECK_IMMUNITY_TIME}\x01",
 )
+#: The same, or its producer asks for its own immunity.
+_RARE_MARKS: Final = (*COPY_MARKS, f"{Property.CHECK_IMMUNITY_TIME}\x01")
 _find_real_topic: Final = props.getter(Property.REAL_TOPIC)
 _find_real_queue_id: Final = props.getter(Property.REAL_QUEUE_ID)
 #: The producer group in a property text.
@@ -127,7 +128,7 @@ def redirect(draft: Draft) -> None:
     text = draft.properties
     unique_key = _find_unique_key(text)
     text = props.closed(text)
-    for mark in _OWN_MARKS:
+    for mark in OWN_MARKS:
         if mark in text:
             text = props.remove(text, *_BROKERS_OWN)
             break

@@ -108,6 +108,21 @@ class HalfLedger:
             del self._newest[first]
         return True
 
+    def close_all(self, queue_offsets: Iterable[int]) -> None:
+        """Halves that are open are done with."""
+        if self._first:
+            for queue_offset in queue_offsets:
+                self.close(queue_offset)
+            return
+        open_halves, pages = self.open, self._pages
+        for queue_offset in queue_offsets:
+            del open_halves[queue_offset]
+            page = queue_offset >> _PAGE_BITS
+            if pages[page] == 1:
+                del pages[page]
+            else:
+                pages[page] -= 1
+
     def copied(self, first: int, queue_offset: int, log_offset: int) -> int | None:
         """The transaction that began at ``first`` has a (new) copy; returns the older one that this closes."""
         older = self._newest.get(first, first)

@@ -65,6 +65,11 @@ class MessageSearch:
         self._wanted: dict[_MessageName, _Wanted] = {}
         self._turns = Turns("searches of messages by their unique keys")
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether something is searched, or what was found is still in use: ``stored`` must be called for a commit."""
+        return bool(self._wanted)
+
     def look(self, half: Half) -> bool | None:
         """Whether the message of a half is stored; None if that takes longer than a slice."""
         if self._wanted and (wanted := self._wanted.get(_name(half))) is not None:

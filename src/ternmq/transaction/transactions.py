@@ -32,7 +32,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -50,6 +50,7 @@ from ternmq.store.store import MessageStore
 from ternmq.transaction import half as halves
 from ternmq.transaction.half import GROUP, QUEUE_ID, Half
 from ternmq.transaction.ledger import HalfLedger
+from ternmq.transaction.ops import OpWriter
 from ternmq.transaction.search import MessageSearch, last_record
 from ternmq.types import Buffer
 from ternmq.wire import properties as props
@@ -122,14 +123,13 @@ class Transactions:
         self._take_in = take_in
         self._offsets = offsets
         self._make_discard_topic = make_discard_topic
-        self._clock = clock
-        self._host = host
+        self._ops = OpWriter(store, clock=clock, host=host)
         self.ledger = HalfLedger(
             self._begin_of(names.HALF_TOPIC),
             self._begin_of(names.OP_HALF_TOPIC),
         )
         #: Open halves whose message may be stored, and those of them for which it was not looked for yet.
-        self._in_doubt: set[int] = set()
+        self.in_doubt: set[int] = set()
         self._unsearched: set[int] = set()
         #: Closed halves whose op record could not be written yet.
         self._unclosed: set[int] = set()
@@ -170,7 +170,7 @@ class Transactions:
         # Which of them are copies, so that who names an older one is understood.
         open_halves = itertools.chain.from_iterable(map(self.ledger.on_page, self.ledger.pages()))
         for number, queue_offset in enumerate(open_halves, 1):
-            self._in_doubt.add(queue_offset)
+            self.in_doubt.add(queue_offset)
             self._unsearched.add(queue_offset)
             found = self.find(queue_offset)
             if found is not None and not isinstance(found, tuple):
@@ -223,6 +223,13 @@ class Transactions:
         low, high = self.store.min_offset(topic, QUEUE_ID), self.store.max_offset(topic, QUEUE_ID)
         return min(max(self._offsets.get(GROUP, topic, QUEUE_ID), low), high)
 
+    @property
+    def open_count(self) -> int:
+        """How many transactions are open, with the halves that were not read yet."""
+        # Before the fold is done, most of these are closed by ops that were not read either.
+        unread = self.store.max_offset(names.HALF_TOPIC, QUEUE_ID) - self.ledger.next_half if self.is_folded else 0
+        return len(self.ledger.open) + unread
+
     async def folded(self) -> None:
         """Return when the fold is done. Raises ``SystemBusy`` when too many wait, or why the term is over."""
         if not self._folded.is_set():
@@ -262,7 +269,7 @@ class Transactions:
         if self.ledger.open.get(half.queue_offset) != half.log_offset and not self._is_in_queue(half):
             raise _no_half(ending)
         queue_offset = self.ledger.current(half.queue_offset, half.first)
-        if queue_offset is None or queue_offset in self._in_doubt:
+        if queue_offset is None or queue_offset in self.in_doubt:
             was_committed = self._search.look(half)
             if was_committed is None:
                 return self._end_searched(ending, half, check_topic)
@@ -276,12 +283,34 @@ class Transactions:
                 return end_offset
         if ending.outcome is not Outcome.COMMIT:
             return self.close(queue_offset)
-        committed_end = self._take_in(halves.committed(record, half)).end_offset
+        try:
+            committed_end = self._take_in(halves.committed(record, half)).end_offset
+        except Exception as error:
+            if not isinstance(error, TernError):  # it may be stored
+                self.in_doubt.add(queue_offset)
+            raise
         self._search.stored(half)
         if self._has_index and half.unique_key and not self.store.safety.is_awaited:
             self._close_soon(queue_offset)
             return committed_end
         return max(committed_end, self.close(queue_offset))
+
+    def open_for_run(self) -> dict[int, int] | None:
+        """The log offset of each open half by its queue offset, for a kernel that commits some of them
+        (``transaction.runs``); None if ``end`` must decide about all."""
+        if not (self.is_folded and self._has_index) or self._search.is_busy or self.store.safety.is_awaited:
+            return None
+        try:
+            self._catch_up_all()
+        except (StoreError, NotRunning):
+            return None
+        return self.ledger.open
+
+    def committed(self, queue_offsets: Sequence[int]) -> None:
+        """Halves were open and not in doubt, and their messages have just been stored."""
+        self.ledger.close_all(queue_offsets)
+        self._unclosed.update(queue_offsets)
+        self._gather()
 
     async def _end_searched(self, ending: Ending, half: Half, check_topic: Callable[[str], None] | None) -> int:
         async with self._search.known(half):
@@ -345,7 +374,7 @@ class Transactions:
 
     def close(self, queue_offset: int) -> int:
         """Note in the log that a half is done with; returns where the log ends then, 0 if it could not be written."""
-        self._in_doubt.discard(queue_offset)
+        self.in_doubt.discard(queue_offset)
         self._unsearched.discard(queue_offset)
         try:
             return self._write_op(queue_offset)
@@ -356,16 +385,19 @@ class Transactions:
             return 0
 
     def _write_op(self, queue_offset: int) -> int:
-        placed = self.store.put(halves.op_record(queue_offset, now_ms=self._clock.now_ms(), host=self._host))
+        end_offset = self._ops.write(queue_offset)
         self.ledger.op((queue_offset,))
-        return placed.end_offset
+        return end_offset
 
     def _close_soon(self, queue_offset: int) -> None:
         """Note the same at the end of this turn, together with others."""
-        self._in_doubt.discard(queue_offset)
+        self.in_doubt.discard(queue_offset)
         self._unsearched.discard(queue_offset)
         self.ledger.close(queue_offset)
         self._unclosed.add(queue_offset)
+        self._gather()
+
+    def _gather(self) -> None:
         if not self._is_gathering:
             self._is_gathering = True
             self._loop.call_soon(self._close_gathered)
@@ -390,13 +422,7 @@ class Transactions:
                 break
             # Not sorted as a whole: after a full disk, a million may wait.
             closed = sorted(itertools.islice(unclosed, _OPS_MAX))
-            self.store.put_batch(
-                names.OP_HALF_TOPIC,
-                QUEUE_ID,
-                halves.op_parcels(closed),
-                born_time_ms=self._clock.now_ms(),
-                born_host=self._host,
-            )
+            self._ops.write_all(closed)
             self.ledger.ops_written(closed)
             unclosed.difference_update(closed)
         if len(unclosed) == 1:
@@ -472,11 +498,11 @@ class Transactions:
         """Write an open half again, at the end of its queue. Raises ``StoreError`` or ``NotRunning``."""
         self._catch_up_all()
         placed = self.store.put(halves.copy(record, half, checks=checks, since_ms=since_ms))
-        was_in_doubt = half.queue_offset in self._in_doubt
+        was_in_doubt = half.queue_offset in self.in_doubt
         self.ledger.copied(half.first, placed.queue_offset, placed.log_offset)
         self.close(half.queue_offset)
         if was_in_doubt:
-            self._in_doubt.add(placed.queue_offset)
+            self.in_doubt.add(placed.queue_offset)
         return Half(
             queue_offset=placed.queue_offset,
             log_offset=placed.log_offset,
@@ -519,7 +545,7 @@ class Transactions:
             placed = self.store.put(halves.resumed(record))
             self._catch_up_all()
         # It may be resumed twice, and committed once.
-        self._in_doubt.add(placed.queue_offset)
+        self.in_doubt.add(placed.queue_offset)
 
     # --- Progress ---------------------------------------------------------------------------------------------------
 

@@ -15,10 +15,11 @@ incomplete frame takes as much memory as has arrived, never as much as its lengt
 Bytes read are immutable, so the body of a request is a view of them, valid as long as there is a reference to it:
 no copy is made between the read and the store.
 
-Where compiled kernels are used, sends that follow each other can stay together as a *run* (``Sends``), for one call
-that stores them all. Each of them can still be taken out as a request (``request_in``), and what is not a send of the
-usual shape is a request of its own from the start. On a connection with access control, a run has only sends that are
-signed by the account whose sends were admitted before (``wire.shapes``), so the first ones are never in a run.
+Where compiled kernels are used, sends that follow each other, and ends of transactions among them, can stay together as
+a *run* (``Sends``), for one call that stores them all. Each of them can still be taken out as a request
+(``request_in``), and what is not of the usual shape is a request of its own from the start. On a connection with access
+control, a run has only sends that are signed by the account whose sends were admitted before (``wire.shapes``), so the
+first ones are never in a run.
 """
 
 from __future__ import annotations
@@ -79,8 +80,11 @@ _ALL: Final = 1 << 30
 
 #: Attempts at a run that bring none, until no more are made with the same read, or with the rest of a run.
 RUN_MISSES_MAX: Final = 4
-#: Requests of these codes can stay together, and how their headers begin then.
-RUN_CODES: Final = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_MESSAGE)
+#: Requests of these codes can stay together; signed ones only if they are sends.
+SEND_CODES: Final = (RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_MESSAGE)
+RUN_CODES: Final = (*SEND_CODES, RequestCode.END_TRANSACTION)
+#: How their headers begin then.
+_SIGNED_STARTS: Final = tuple(b'{"code":%d,' % code for code in SEND_CODES)
 _RUN_STARTS: Final = tuple(b'{"code":%d,' % code for code in RUN_CODES)
 
 _TLS_HANDSHAKE: Final = b"\x16\x03"
@@ -152,13 +156,14 @@ class FrameDecoder:
         commands: list[Any] = []
         tries = RUN_MISSES_MAX if HAS_NATIVE and takes_runs is not None else 0
         run_end = -1
+        starts = _RUN_STARTS if self._is_typed else _SIGNED_STARTS
         view = memoryview(data)
         at, end = 0, len(data)
         while end - at >= 8:
             length, header_field = _PREFIX.unpack_from(data, at)
             frame_end = at + 4 + length
             # A send alone costs less than a run of one. What has ended a run does not begin another one.
-            if tries and frame_end < end and at != run_end and data.startswith(_RUN_STARTS, at + 8):
+            if tries and frame_end < end and at != run_end and data.startswith(starts, at + 8):
                 assert takes_runs is not None, "there are no tries without it"
                 if not takes_runs():
                     tries = 0
