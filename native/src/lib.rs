@@ -12,6 +12,7 @@ mod entries;
 mod guard;
 mod index;
 mod json;
+mod ops;
 mod packing;
 mod page;
 mod properties;
@@ -25,6 +26,7 @@ mod stored;
 mod storing;
 mod timed_sends;
 mod timer;
+mod transactions;
 mod waiting;
 
 #[pymodule]
@@ -38,6 +40,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(entries::check_entries, module)?)?;
     module.add_function(wrap_pyfunction!(index::index_entries, module)?)?;
     module.add_function(wrap_pyfunction!(index::index_put, module)?)?;
+    module.add_function(wrap_pyfunction!(ops::store_ops, module)?)?;
     module.add_function(wrap_pyfunction!(packing::pack_batch, module)?)?;
     module.add_function(wrap_pyfunction!(scan::scan, module)?)?;
     module.add_function(wrap_pyfunction!(sends::parse_sends, module)?)?;
@@ -48,6 +51,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<storing::ReplyForm>()?;
     module.add_function(wrap_pyfunction!(timed_sends::store_timed_sends, module)?)?;
     module.add_function(wrap_pyfunction!(timer::timed, module)?)?;
+    module.add_function(wrap_pyfunction!(transactions::store_transactions, module)?)?;
     module.add_function(wrap_pyfunction!(waiting::fold_waiting, module)?)?;
     module.add_class::<signed_sends::SignedSends>()?;
     module.add_class::<signing::SigningKey>()?;

@@ -20,9 +20,11 @@ pub struct Fields<'a> {
     pub store_time_ms: i64,
     pub store_host: &'a [u8; HOST_V4_BYTES],
     pub reconsume_times: i32,
+    /// Of a commit: the log offset of its half. Else 0.
+    pub prepared_offset: i64,
 }
 
-/// Pack a record that closes no other one. `page` has exactly its size, and its properties have their parts joined.
+/// Pack a record. `page` has exactly its size, and its properties have their parts joined.
 pub fn pack(
     page: &mut [u8],
     fields: &Fields<'_>,
@@ -45,7 +47,7 @@ pub fn pack(
     page.put(&fields.store_time_ms.to_be_bytes());
     page.put(fields.store_host);
     page.put(&fields.reconsume_times.to_be_bytes());
-    page.put(&[0; 8]);
+    page.put(&fields.prepared_offset.to_be_bytes());
     page.put(&(body.len() as i32).to_be_bytes());
     page.put(body);
     page.put(topic_field);

@@ -1,4 +1,5 @@
-//! Headers of sends, read in one pass over their bytes: for runs (`sends`), and for requests one by one (`signed_sends`).
+//! Headers of sends and of ends of transactions, read in one pass over their bytes: for runs (`sends`), and for sends
+//! one by one (`signed_sends`).
 //!
 //! A header is plain if it is JSON of the kind that clients write: the code first, each member and each field once, all
 //! fields texts. Everything else is `NotPlain`, and Python reads it.
@@ -12,10 +13,12 @@ const HEADER_BYTES_MAX: usize = 64 * 1024;
 const PREFIX_BYTES: usize = 8;
 
 pub const SEND_MESSAGE: i64 = 10;
+pub const END_TRANSACTION: i64 = 37;
 pub const SEND_MESSAGE_V2: i64 = 310;
 pub const SEND_BATCH_MESSAGE: i64 = 320;
 
-/// The fields of a send, in the order of the letters that stand for their names in all codes but SEND_MESSAGE.
+/// The fields of a send, in the order of the letters that stand for their names in all codes but SEND_MESSAGE; then those
+/// that only the end of a transaction has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Field {
     Group,
@@ -32,11 +35,28 @@ pub enum Field {
     MaxReconsumeTimes,
     Batch,
     Broker,
+    HalfLogOffset,
+    HalfQueueOffset,
+    Decision,
+    FromCheck,
+    TransactionId,
 }
 
-const FIELDS: usize = Field::Broker as usize + 1;
+const FIELDS: usize = Field::TransactionId as usize + 1;
 
 fn place_of(code: i64, name: &[u8]) -> Option<usize> {
+    if code == END_TRANSACTION {
+        let field = match name {
+            b"producerGroup" => Field::Group,
+            b"commitLogOffset" => Field::HalfLogOffset,
+            b"tranStateTableOffset" => Field::HalfQueueOffset,
+            b"commitOrRollback" => Field::Decision,
+            b"fromTransactionCheck" => Field::FromCheck,
+            b"transactionId" => Field::TransactionId,
+            _ => return None,
+        };
+        return Some(field as usize);
+    }
     if code != SEND_MESSAGE {
         return match name {
             [letter @ b'a'..=b'n'] => Some(usize::from(letter - b'a')),
@@ -108,10 +128,10 @@ impl<'a> Frame<'a> {
 pub struct Buffers<'a> {
     /// Texts that had escapes.
     pub decoded: Vec<u8>,
-    /// All fields, with those that are not of a send, as they stand there.
+    /// All fields, with those that are not known, as they stand there.
     pub fields: Vec<(&'a [u8], Text)>,
-    /// For what is signed.
-    pub signed: Vec<u8>,
+    /// Numbers of the fields in the order of their names, as of the last header that was checked.
+    pub order: Vec<u8>,
 }
 
 /// A header, as far as it is plain.
@@ -127,7 +147,7 @@ pub struct Header<'a> {
 }
 
 impl<'a> Header<'a> {
-    /// The header of a send of one of `codes`. The code comes first, as all clients write it: a header of another one
+    /// The header of a request of one of `codes`. The code comes first, as all clients write it: a header of another one
     /// costs nothing more.
     pub fn read(
         data: &'a [u8],
@@ -215,7 +235,7 @@ impl<'a> Header<'a> {
         }
     }
 
-    /// The fields of a send. `decoded` is what reading this header left there.
+    /// The fields that are known. `decoded` is what reading this header left there.
     pub fn values<'b>(&'b self, decoded: &'b [u8]) -> Values<'b> {
         Values {
             header: self,
@@ -353,6 +373,13 @@ mod tests {
             (SEND_MESSAGE_V2, b"o", None),
             (SEND_MESSAGE_V2, b"topic", None),
             (SEND_MESSAGE, b"b", None),
+            (
+                END_TRANSACTION,
+                b"commitLogOffset",
+                Some(Field::HalfLogOffset),
+            ),
+            (END_TRANSACTION, b"b", None),
+            (SEND_MESSAGE, b"commitLogOffset", None),
         ] {
             assert_eq!(place_of(code, name), field.map(|field| field as usize));
         }

@@ -1,8 +1,10 @@
-//! A run of plain sends of one read, parsed once (`wire.frame`); `storing` makes records of it.
+//! A run of plain sends of one read, parsed once (`wire.frame`); `storing` and others make records of it.
 //!
 //! `parse_sends` takes the frames that follow each other and are sends of the usual shape: a plain header (`send_header`),
-//! properties with a unique key of letters and digits, no batch. It stops before any other frame. Where access control
-//! is on, it is given an account, and stops also before a send that this account has not signed (`signed_sends`).
+//! properties with a unique key of letters and digits, no batch. A producer of transactions has its sends and the ends of
+//! earlier transactions in turns, so these are part of a run, too. It stops before any other frame. Where access control
+//! is on, it is given an account, and stops also before a send that this account has not signed (`signed_sends`), and
+//! before an end.
 
 use std::ops::Range;
 
@@ -13,18 +15,22 @@ use pyo3::types::{PyBytes, PyList, PyString};
 
 use crate::guard::or_doubt;
 use crate::properties::{tags_code, topic_hash, NotPlain};
-use crate::send_header::{Buffers, Field, Frame, Header, SEND_MESSAGE, SEND_MESSAGE_V2};
+use crate::send_header::{
+    Buffers, Field, Frame, Header, END_TRANSACTION, SEND_MESSAGE, SEND_MESSAGE_V2,
+};
 use crate::signed_sends::{Account, SignedSends};
 
 /// Bounds of a run: one call must not keep the broker from other work. A single frame may be larger.
 const RUN_SENDS_MAX: usize = 64;
 const RUN_BYTES_MAX: usize = 256 * 1024;
 
-const RUN_CODES: [i64; 2] = [SEND_MESSAGE, SEND_MESSAGE_V2];
+const RUN_CODES: [i64; 3] = [SEND_MESSAGE, SEND_MESSAGE_V2, END_TRANSACTION];
 const FLAG_ONEWAY: i64 = 2;
 /// Clients make keys of 32 letters.
 const KEY_BYTES_MAX: usize = 255;
 const UNIQUE_KEY: &[u8] = b"UNIQ_KEY\x01";
+/// What a half has in its properties; some that are none have it, too.
+const TRANSACTION: &[u8] = b"TRAN_MSG\x01";
 
 /// The value of the last unique key of a property text, if it needs no escaping in a reply.
 fn unique_key(properties: &[u8]) -> Option<Range<usize>> {
@@ -58,6 +64,34 @@ pub struct Parsed {
     pub tags_code: i64,
 }
 
+/// The end of a transaction. Ranges are as those of `Parsed`.
+pub struct Ending {
+    pub frame: Range<usize>,
+    pub opaque: i32,
+    pub is_oneway: bool,
+    pub group: Range<usize>,
+    pub decision: i32,
+    pub log_offset: i64,
+    pub queue_offset: i64,
+    /// Empty if it is not said.
+    pub transaction_id: Range<usize>,
+}
+
+/// One request of a run.
+pub enum Request {
+    Send(Parsed),
+    End(Ending),
+}
+
+impl Request {
+    fn frame(&self) -> &Range<usize> {
+        match self {
+            Request::Send(send) => &send.frame,
+            Request::End(ending) => &ending.frame,
+        }
+    }
+}
+
 pub struct Place {
     pub topic: String,
     pub topic_hash: i32,
@@ -71,10 +105,10 @@ struct Source<'a> {
     account: Option<&'a Account>,
 }
 
-/// The parsed sends of a run.
+/// The parsed requests of a run.
 #[derive(Default)]
 pub struct Run {
-    pub sends: Vec<Parsed>,
+    pub requests: Vec<Request>,
     pub places: Vec<Place>,
     pub texts: Vec<u8>,
     /// It ends because of its bounds, not because of what follows.
@@ -82,7 +116,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// The plain sends that follow each other from `begin` on.
+    /// The plain requests that follow each other from `begin` on.
     pub fn parse(data: &[u8], begin: usize, bytes_max: usize) -> Self {
         Self::of(
             &Source {
@@ -94,7 +128,7 @@ impl Run {
         )
     }
 
-    /// Those of them that an account has signed, up to the first that it has not.
+    /// The sends that follow each other and that an account has signed.
     pub fn parse_signed(data: &[u8], begin: usize, bytes_max: usize, account: &Account) -> Self {
         Self::of(
             &Source {
@@ -112,7 +146,7 @@ impl Run {
         let mut at = begin;
         while let Ok(end) = run.add(source, at, &mut buffers) {
             at = end;
-            if run.sends.len() == RUN_SENDS_MAX || at - begin >= RUN_BYTES_MAX {
+            if run.requests.len() == RUN_SENDS_MAX || at - begin >= RUN_BYTES_MAX {
                 run.is_full = true;
                 break;
             }
@@ -120,7 +154,7 @@ impl Run {
         run
     }
 
-    /// Add the send whose frame begins at `at`, and return its end; if it is not plain, or not of the account, the run
+    /// Add the request whose frame begins at `at`, and return its end; if it is not plain, or not of the account, the run
     /// is as before.
     fn add<'a>(
         &mut self,
@@ -145,6 +179,17 @@ impl Run {
     ) -> Result<usize, NotPlain> {
         let frame = Frame::at(source.data, at, source.bytes_max).ok_or(NotPlain)?;
         let header = Header::read(frame.header, &RUN_CODES, buffers)?;
+        if header.flag & !FLAG_ONEWAY != 0 {
+            return Err(NotPlain);
+        }
+        if header.code == END_TRANSACTION {
+            if source.account.is_some() {
+                return Err(NotPlain);
+            }
+            let ending = self.ending(&frame, &header, &buffers.decoded)?;
+            self.requests.push(Request::End(ending));
+            return Ok(frame.end());
+        }
         let values = header.values(&buffers.decoded);
         let queue_id = values.int32(Field::QueueId)?.ok_or(NotPlain)?;
         // Python refuses what is wrong in these.
@@ -152,7 +197,7 @@ impl Run {
         values.int32(Field::MaxReconsumeTimes)?;
         values.is_set(Field::UnitMode)?;
         // A batch has a way of its own.
-        if values.is_set(Field::Batch)? || header.flag & !FLAG_ONEWAY != 0 {
+        if values.is_set(Field::Batch)? {
             return Err(NotPlain);
         }
         self.texts
@@ -182,8 +227,39 @@ impl Run {
         }
         let topic = header.values(&buffers.decoded).text(Field::Topic);
         send.place = self.place_of(topic.ok_or(NotPlain)?, queue_id)?;
-        self.sends.push(send);
+        self.requests.push(Request::Send(send));
         Ok(frame.end())
+    }
+
+    fn ending(
+        &mut self,
+        frame: &Frame<'_>,
+        header: &Header<'_>,
+        decoded: &[u8],
+    ) -> Result<Ending, NotPlain> {
+        let values = header.values(decoded);
+        // Python refuses what is wrong in it.
+        values.is_set(Field::FromCheck)?;
+        // And it drops a body.
+        if !frame.body.is_empty() {
+            return Err(NotPlain);
+        }
+        Ok(Ending {
+            frame: frame.begin..frame.end(),
+            opaque: header.opaque.try_into().map_err(|_| NotPlain)?,
+            is_oneway: header.flag != 0,
+            decision: values.int32(Field::Decision)?.ok_or(NotPlain)?,
+            log_offset: values.int64(Field::HalfLogOffset)?.ok_or(NotPlain)?,
+            queue_offset: values.int64(Field::HalfQueueOffset)?.ok_or(NotPlain)?,
+            group: self.keep(values.text(Field::Group).ok_or(NotPlain)?),
+            transaction_id: self.keep(values.text(Field::TransactionId).unwrap_or_default()),
+        })
+    }
+
+    fn keep(&mut self, text: &[u8]) -> Range<usize> {
+        let begin = self.texts.len();
+        self.texts.extend_from_slice(text);
+        begin..self.texts.len()
     }
 
     fn place_of(&mut self, topic: &[u8], queue_id: i32) -> Result<usize, NotPlain> {
@@ -203,7 +279,7 @@ impl Run {
     }
 }
 
-/// Sends of one read that follow each other. See `ternmq/_native.pyi`.
+/// Requests of one read that follow each other. See `ternmq/_native.pyi`.
 #[pyclass(frozen, module = "ternmq._native")]
 pub struct Sends {
     #[pyo3(get)]
@@ -213,8 +289,8 @@ pub struct Sends {
     pub run: Run,
 }
 
-/// Parse the plain sends that follow each other from `at` on, with an `account` those that it has signed; None if there
-/// is none.
+/// Parse the plain requests that follow each other from `at` on, with an `account` the sends that it has signed; None if
+/// there is none.
 #[pyfunction]
 #[pyo3(signature = (data, at, bytes_max, account=None))]
 pub fn parse_sends(
@@ -230,27 +306,27 @@ pub fn parse_sends(
         Some(account) => Run::parse_signed(bytes, at, bytes_max, &account.get().account),
     };
     let run = or_doubt(|| None, || Some(work()))?;
-    (!run.sends.is_empty()).then_some(Sends { data, account, run })
+    (!run.requests.is_empty()).then_some(Sends { data, account, run })
 }
 
 #[pymethods]
 impl Sends {
-    /// How many sends these are.
+    /// How many requests these are.
     #[getter]
     fn count(&self) -> usize {
-        self.run.sends.len()
+        self.run.requests.len()
     }
 
     /// Bytes of their frames.
     #[getter]
     fn frame_bytes(&self) -> usize {
-        self.end() - self.run.sends[0].frame.start
+        self.end() - self.run.requests[0].frame().start
     }
 
     /// Where the last frame ends in `data`.
     #[getter]
     fn end(&self) -> usize {
-        self.run.sends[self.run.sends.len() - 1].frame.end
+        self.run.requests[self.run.requests.len() - 1].frame().end
     }
 
     /// Whether the run ends because of its bounds, not because of what follows.
@@ -269,11 +345,27 @@ impl Sends {
         )
     }
 
-    /// Where the frame of a send begins and ends in `data`.
+    /// Where the frame of a request begins and ends in `data`.
     fn frame(&self, number: usize) -> PyResult<(usize, usize)> {
-        let send = self.run.sends.get(number);
-        send.map(|send| (send.frame.start, send.frame.end))
-            .ok_or_else(|| PyIndexError::new_err("there is no such send"))
+        let frame = self.get(number)?.frame();
+        Ok((frame.start, frame.end))
+    }
+
+    /// Whether a request ends a transaction, or is a send that may begin one.
+    fn is_transactional(&self, number: usize) -> PyResult<bool> {
+        Ok(match self.get(number)? {
+            Request::Send(send) => {
+                memmem::find(&self.run.texts[send.properties.clone()], TRANSACTION).is_some()
+            }
+            Request::End(_) => true,
+        })
+    }
+}
+
+impl Sends {
+    fn get(&self, number: usize) -> PyResult<&Request> {
+        let request = self.run.requests.get(number);
+        request.ok_or_else(|| PyIndexError::new_err("there is no such request"))
     }
 }
 
@@ -301,10 +393,10 @@ pub mod tests {
     #[test]
     fn any_cut_is_refused() {
         let data = frame(&header(0, KEY), b"");
-        assert_eq!(Run::parse(&data, 0, 1 << 20).sends.len(), 1);
+        assert_eq!(Run::parse(&data, 0, 1 << 20).requests.len(), 1);
         for cut in 0..data.len() {
             assert!(
-                Run::parse(&data[..cut], 0, 1 << 20).sends.is_empty(),
+                Run::parse(&data[..cut], 0, 1 << 20).requests.is_empty(),
                 "{cut}"
             );
         }
@@ -312,7 +404,47 @@ pub mod tests {
         let text = header(0, KEY);
         for cut in 0..text.len() {
             let run = Run::parse(&frame(&text[..cut], b"x"), 0, 1 << 20);
-            assert!(run.sends.is_empty() && run.texts.is_empty(), "{cut}");
+            assert!(run.requests.is_empty() && run.texts.is_empty(), "{cut}");
         }
+    }
+    #[test]
+    fn ends_of_transactions_stand_among_sends() {
+        let good = r#"{"code":37,"extFields":{"producerGroup":"g","tranStateTableOffset":"5","commitLogOffset":"700","commitOrRollback":"8","fromTransactionCheck":"false","msgId":"A1","transactionId":"A1"},"flag":2,"opaque":9}"#;
+        let data = [
+            frame(&header(0, KEY), b"x"),
+            frame(good, b""),
+            frame(&header(0, KEY), b"y"),
+        ]
+        .concat();
+        let run = Run::parse(&data, 0, 1 << 20);
+        assert_eq!(run.requests.len(), 3);
+        let Request::End(ending) = &run.requests[1] else {
+            panic!("it is an end");
+        };
+        assert_eq!(
+            (ending.log_offset, ending.queue_offset, ending.decision),
+            (700, 5, 8)
+        );
+        assert_eq!(&run.texts[ending.group.clone()], b"g");
+        assert_eq!(&run.texts[ending.transaction_id.clone()], b"A1");
+        for (old, new) in [
+            (r#""commitOrRollback":"8","#, ""),
+            (r#""producerGroup":"g","#, ""),
+            (
+                r#""producerGroup":"g""#,
+                r#""producerGroup":"g","producerGroup":"h""#,
+            ),
+            (r#""5""#, r#""05""#),
+            (r#""false""#, r#""no""#),
+            (r#""flag":2"#, r#""flag":1"#),
+        ] {
+            assert!(good.contains(old));
+            let odd = frame(&good.replace(old, new), b"");
+            let run = Run::parse(&odd, 0, 1 << 20);
+            assert!(run.requests.is_empty() && run.texts.is_empty(), "{new}");
+        }
+        assert!(Run::parse(&frame(good, b"x"), 0, 1 << 20)
+            .requests
+            .is_empty());
     }
 }

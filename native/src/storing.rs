@@ -13,7 +13,7 @@ use crate::guard::or_doubt;
 use crate::index;
 use crate::page::writable;
 use crate::record::{pack, Fields, FIXED_V4_BYTES, HOST_V4_BYTES, PROPERTIES_BYTES_MAX};
-use crate::sends::{Run, Sends};
+use crate::sends::{Request, Run, Sends};
 
 /// Index entries of one call, and those of its last record: a message may have thousands of keys.
 pub const KEYS_BYTES_MAX: usize = 64 * 1024;
@@ -222,8 +222,11 @@ fn store(
     };
     // Where the next record begins in the room.
     let mut at = 0;
-    let until = call.until.min(run.sends.len());
-    for send in run.sends.iter().take(until).skip(call.first) {
+    let until = call.until.min(run.requests.len());
+    for request in run.requests.iter().take(until).skip(call.first) {
+        let Request::Send(send) = request else {
+            break;
+        };
         let place = &run.places[send.place];
         let Some(Some(target)) = call.targets.get_mut(send.place) else {
             break;
@@ -265,6 +268,7 @@ fn store(
             store_time_ms: call.store_time_ms,
             store_host: &terms.store_host,
             reconsume_times: send.reconsume_times,
+            prepared_offset: 0,
         };
         pack(
             &mut room[at..at + size],
@@ -437,7 +441,7 @@ mod tests {
         ]
         .concat();
         let run = Run::parse(&data, 0, 1 << 20);
-        assert_eq!(run.sends.len(), 2);
+        assert_eq!(run.requests.len(), 2);
         assert_eq!(run.places.len(), 1);
         let mut room = vec![0; 1000];
         let made = store(&data, &run, &mut room, &terms(), &form(), call(0, 1));
@@ -494,7 +498,7 @@ mod tests {
         ]
         .concat();
         let run = Run::parse(&data, 0, 1 << 20);
-        assert_eq!(run.sends.len(), 3);
+        assert_eq!(run.requests.len(), 3);
         let mut room = vec![0; 1000];
         assert_eq!(
             store(&data, &run, &mut room, &terms(), &form(), call(0, 2)).next,

@@ -12,7 +12,7 @@ use crate::index;
 use crate::page::writable;
 use crate::properties::topic_hash;
 use crate::record::{pack, Fields, HOST_V4_BYTES};
-use crate::sends::{Run, Sends};
+use crate::sends::{Request, Run, Sends};
 use crate::storing::{Added, ReplyForm, SendTerms, KEYS_BYTES_MAX};
 use crate::timer::{place_text, slot, wish};
 
@@ -89,7 +89,10 @@ fn store(
     };
     let mut at = 0;
     let mut key = Vec::new();
-    for send in run.sends.iter().skip(call.first) {
+    for request in run.requests.iter().skip(call.first) {
+        let Request::Send(send) = request else {
+            break;
+        };
         let properties = &run.texts[send.properties.clone()];
         if call.may_wait.get(send.place) != Some(&true) || terms.has_mark(properties) {
             break;
@@ -133,6 +136,7 @@ fn store(
             store_time_ms: call.store_time_ms,
             store_host: &terms.store_host,
             reconsume_times: send.reconsume_times,
+            prepared_offset: 0,
         };
         pack(
             &mut room[at..at + size],
