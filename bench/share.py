@@ -498,7 +498,9 @@ def rows_of(system: System, options: argparse.Namespace, ways: Sequence[str], to
         # In a broker of its own: memory that others gave back would be used again.
         found["acks"] = partial(acks, system, topic, options.count)
         for consumers in (256, 10_000):
-            found[f"memory x{consumers}"] = partial(memory, system, topic, consumers)
+            # Each holds a message.
+            if consumers <= options.count:
+                found[f"memory x{consumers}"] = partial(memory, system, topic, consumers)
     return found
 
 
