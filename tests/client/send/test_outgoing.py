@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from ternmq.client.send import outgoing as outgoing_module
 from ternmq.client.send.outgoing import Outgoing, SendHeads, pack_batch, prepare, prepare_batch, shrink, split_receipt
@@ -290,7 +291,11 @@ def test_the_kernel_packs_what_python_packs(messages: list[Message], namespace: 
 @given(st.lists(_plain_messages, min_size=1, max_size=5))
 def test_plain_messages_are_packed_by_the_kernel(messages: list[Message]) -> None:
     """E6: not by Python as a last resort."""
-    made = native.pack_batch(messages, "P", 255, namespace="", body_bytes_max=10_000, reserved=RESERVED_PROPERTIES)
+    made = native.pack_batch(
+        messages, "P", 255, namespace="", body_bytes_max=10_000, reserved=RESERVED_PROPERTIES, astuple=astuple
+    )
     assert made is not None
-    assert [f"P{number:012X}" for number in range(255, 255 + len(messages))] == made[1]
-    assert prepare_batch(messages, message_ids=made[1]).body == made[0]
+    body, joined = made
+    message_ids = joined.split(",")
+    assert [f"P{number:012X}" for number in range(255, 255 + len(messages))] == message_ids
+    assert prepare_batch(messages, message_ids=message_ids).body == body
