@@ -395,5 +395,15 @@ def test_no_message_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture
             astuple=damage.pick((*[astuple] * 40, repr, tuple, None)),
         )
         packed += made is not None
+        attempt(
+            native.pack_properties,
+            odd_message(damage),
+            damage.pick(("P", "", "\x01", "é")),
+            damage.number(),
+            namespace=damage.pick(("", "space", "\x02")),
+            body_bytes_max=damage.pick((0, 40, 1 << 20)),
+            reserved=frozenset({"KEYS"}),
+            astuple=damage.pick((*[astuple] * 40, repr, tuple, None)),
+        )
     assert packed, "some messages are still good"
     assert "" == capfd.readouterr().err

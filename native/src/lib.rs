@@ -43,6 +43,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(index::index_put, module)?)?;
     module.add_function(wrap_pyfunction!(ops::store_ops, module)?)?;
     module.add_function(wrap_pyfunction!(packing::pack_batch, module)?)?;
+    module.add_function(wrap_pyfunction!(packing::pack_properties, module)?)?;
     module.add_function(wrap_pyfunction!(scan::scan, module)?)?;
     module.add_function(wrap_pyfunction!(sends::parse_sends, module)?)?;
     module.add_class::<sends::Sends>()?;

@@ -7,8 +7,7 @@ use pyo3::types::{PyBytes, PyDict, PyFrozenSet, PyList, PyString, PyTuple};
 
 use crate::guard::or_doubt;
 
-/// Size, 8 bytes, flag, length of the body; behind the body the length of the properties.
-const FIXED_BYTES: usize = 22;
+const UNIQUE_KEY: &[u8] = b"UNIQ_KEY\x01";
 const PROPERTIES_BYTES_MAX: usize = 32_767;
 
 /// Fields of a message, in their order (`ternmq.message.Message`).
@@ -54,7 +53,7 @@ fn hex_number(number: u64) -> [u8; 12] {
     digits
 }
 
-/// What the messages of a batch share.
+/// What messages that are packed together share.
 struct Terms<'a, 'py> {
     topic: Bound<'py, PyAny>,
     id_prefix: &'a [u8],
@@ -63,25 +62,34 @@ struct Terms<'a, 'py> {
     reserved: &'a Bound<'py, PyFrozenSet>,
 }
 
-/// Append a message of which these are the fields, and its unique id; whether it is plain.
-fn pack(
-    out: &mut Vec<u8>,
-    ids: &mut Vec<u8>,
-    fields: &Bound<'_, PyTuple>,
-    number: u64,
-    terms: &Terms<'_, '_>,
-) -> PyResult<bool> {
+/// The fields of a message; None if it has others.
+fn fields_of<'py>(
+    message: Bound<'py, PyAny>,
+    astuple: &Bound<'py, PyAny>,
+) -> Option<Bound<'py, PyTuple>> {
+    let fields = astuple
+        .call1((message,))
+        .ok()?
+        .cast_into_exact::<PyTuple>()
+        .ok()?;
+    (fields.len() > DELAY).then_some(fields)
+}
+
+/// Body and flag of a message; None if it is not one of the topic that can be sent at once, as it is.
+fn body_and_flag<'py>(
+    fields: &Bound<'py, PyTuple>,
+    terms: &Terms<'_, 'py>,
+) -> PyResult<Option<(Bound<'py, PyBytes>, i32)>> {
     let topic = fields.get_borrowed_item(TOPIC)?;
     if !topic.is(&terms.topic) && !topic.eq(&terms.topic)? {
-        return Ok(false);
+        return Ok(None);
     }
-    let body = fields.get_borrowed_item(BODY)?;
-    let Ok(body) = body.cast_exact::<PyBytes>() else {
-        return Ok(false);
+    let Ok(body) = fields.get_item(BODY)?.cast_into_exact::<PyBytes>() else {
+        return Ok(None);
     };
-    let body = body.as_bytes();
-    if body.is_empty()
-        || body.len() > terms.body_bytes_max
+    let body_bytes = body.as_bytes().len();
+    if body_bytes == 0
+        || body_bytes > terms.body_bytes_max
         || !fields.get_borrowed_item(DELIVER_AT)?.is_none()
         || !fields.get_borrowed_item(DELAY)?.is_none()
         || !matches!(
@@ -93,26 +101,23 @@ fn pack(
             Ok(true)
         )
     {
-        return Ok(false);
+        return Ok(None);
     }
-    let Ok(flag) = fields.get_borrowed_item(FLAG)?.extract::<i32>() else {
-        return Ok(false);
-    };
+    let flag = fields.get_borrowed_item(FLAG)?.extract::<i32>();
+    Ok(flag.ok().map(|flag| (body, flag)))
+}
+
+/// Append the properties of a message; its unique id stands behind `UNIQ_KEY \x01`. Whether they are plain.
+fn put_properties(
+    out: &mut Vec<u8>,
+    fields: &Bound<'_, PyTuple>,
+    number: u64,
+    terms: &Terms<'_, '_>,
+) -> PyResult<bool> {
     let start = out.len();
-    out.extend_from_slice(&[0; 12]);
-    out.extend_from_slice(&flag.to_be_bytes());
-    out.extend_from_slice(&(body.len() as i32).to_be_bytes());
-    out.extend_from_slice(body);
-    let length_at = out.len();
-    out.extend_from_slice(&[0; 2]);
-    out.extend_from_slice(b"UNIQ_KEY\x01");
-    let id_at = out.len();
+    out.extend_from_slice(UNIQUE_KEY);
     out.extend_from_slice(terms.id_prefix);
     out.extend_from_slice(&hex_number(number));
-    if !ids.is_empty() {
-        ids.push(b',');
-    }
-    ids.extend_from_slice(&out[id_at..]);
     out.push(2);
     let properties = fields.get_borrowed_item(PROPERTIES)?;
     let Ok(properties) = properties.cast_exact::<PyDict>() else {
@@ -136,7 +141,7 @@ fn pack(
         }
     }
     let tags_at = out.len();
-    let is_plain = put_text(out, b"TAGS", &*fields.get_borrowed_item(TAGS)?)
+    Ok(put_text(out, b"TAGS", &*fields.get_borrowed_item(TAGS)?)
         && memmem::find(&out[tags_at..], b"||").is_none()
         && put_text(out, b"KEYS", &*fields.get_borrowed_item(KEYS)?)
         && put_text(
@@ -144,16 +149,85 @@ fn pack(
             b"__SHARDINGKEY",
             &*fields.get_borrowed_item(SHARDING_KEY)?,
         )
-        && put_pair(out, b"INSTANCE_ID", terms.namespace);
-    let properties_bytes = out.len() - length_at - 2;
-    match i32::try_from(FIXED_BYTES + body.len() + properties_bytes) {
-        Ok(size) if is_plain && properties_bytes <= PROPERTIES_BYTES_MAX => {
-            out[start..start + 4].copy_from_slice(&size.to_be_bytes());
-            out[length_at..length_at + 2].copy_from_slice(&(properties_bytes as i16).to_be_bytes());
-            Ok(true)
-        }
-        _ => Ok(false),
+        && put_pair(out, b"INSTANCE_ID", terms.namespace)
+        && out.len() - start <= PROPERTIES_BYTES_MAX)
+}
+
+/// Append a message of which these are the fields, and its unique id; whether it is plain.
+fn pack<'py>(
+    out: &mut Vec<u8>,
+    ids: &mut Vec<u8>,
+    fields: &Bound<'py, PyTuple>,
+    number: u64,
+    terms: &Terms<'_, 'py>,
+) -> PyResult<bool> {
+    let Some((body, flag)) = body_and_flag(fields, terms)? else {
+        return Ok(false);
+    };
+    let (body, start) = (body.as_bytes(), out.len());
+    out.extend_from_slice(&[0; 12]);
+    out.extend_from_slice(&flag.to_be_bytes());
+    out.extend_from_slice(&(body.len() as i32).to_be_bytes());
+    out.extend_from_slice(body);
+    let length_at = out.len();
+    out.extend_from_slice(&[0; 2]);
+    if !put_properties(out, fields, number, terms)? {
+        return Ok(false);
     }
+    let id_at = length_at + 2 + UNIQUE_KEY.len();
+    if !ids.is_empty() {
+        ids.push(b',');
+    }
+    ids.extend_from_slice(&out[id_at..id_at + terms.id_prefix.len() + 12]);
+    let properties_bytes = out.len() - length_at - 2;
+    let Ok(size) = i32::try_from(out.len() - start) else {
+        return Ok(false);
+    };
+    out[start..start + 4].copy_from_slice(&size.to_be_bytes());
+    out[length_at..length_at + 2].copy_from_slice(&(properties_bytes as i16).to_be_bytes());
+    Ok(true)
+}
+
+/// Unique id and properties of one message. See `ternmq/_native.pyi`.
+#[pyfunction]
+#[pyo3(signature = (message, id_prefix, number, *, namespace, body_bytes_max, reserved, astuple))]
+#[allow(clippy::too_many_arguments)]
+pub fn pack_properties<'py>(
+    py: Python<'py>,
+    message: Bound<'py, PyAny>,
+    id_prefix: &str,
+    number: u64,
+    namespace: &str,
+    body_bytes_max: usize,
+    reserved: &Bound<'py, PyFrozenSet>,
+    astuple: &Bound<'py, PyAny>,
+) -> PyResult<Option<(Bound<'py, PyString>, Bound<'py, PyString>)>> {
+    or_doubt(
+        || Ok(None),
+        || {
+            let Some(fields) = fields_of(message, astuple) else {
+                return Ok(None);
+            };
+            let terms = Terms {
+                topic: fields.get_item(TOPIC)?,
+                id_prefix: id_prefix.as_bytes(),
+                namespace: namespace.as_bytes(),
+                body_bytes_max,
+                reserved,
+            };
+            let mut out = Vec::with_capacity(128);
+            if body_and_flag(&fields, &terms)?.is_none()
+                || !put_properties(&mut out, &fields, number, &terms)?
+            {
+                return Ok(None);
+            }
+            let Ok(text) = str::from_utf8(&out) else {
+                return Ok(None);
+            };
+            let id = &text[UNIQUE_KEY.len()..UNIQUE_KEY.len() + id_prefix.len() + 12];
+            Ok(Some((PyString::new(py, id), PyString::new(py, text))))
+        },
+    )
 }
 
 /// Pack messages of one topic. See `ternmq/_native.pyi`.
@@ -185,16 +259,11 @@ pub fn pack_batch<'py>(
             };
             let (mut out, mut ids) = (Vec::new(), Vec::new());
             for (message, number) in messages.iter().zip(number..) {
-                let Ok(fields) = astuple.call1((message,)) else {
-                    return Ok(None);
-                };
-                let Ok(fields) = fields.cast_into_exact::<PyTuple>() else {
+                let Some(fields) = fields_of(message, astuple) else {
                     return Ok(None);
                 };
                 // Together they must fit, too: no more is packed than could be sent.
-                if fields.len() <= DELAY
-                    || !pack(&mut out, &mut ids, &fields, number, &terms)?
-                    || out.len() > body_bytes_max
+                if !pack(&mut out, &mut ids, &fields, number, &terms)? || out.len() > body_bytes_max
                 {
                     return Ok(None);
                 }

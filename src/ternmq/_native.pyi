@@ -163,6 +163,19 @@ def pack_batch(
     that would be refused, or beyond ``body_bytes_max`` together.
     """
 
+def pack_properties(
+    message: Message,
+    id_prefix: str,
+    number: int,
+    *,
+    namespace: str,
+    body_bytes_max: int,
+    reserved: frozenset[str],
+    astuple: Callable[[Message], tuple[object, ...]],
+) -> tuple[str, str] | None:
+    """The unique id of a message and the text of its properties; None if it is not plain, as for ``pack_batch``. The
+    topic is not looked at."""
+
 #: Size, queue id, flag, queue offset, log offset, sysflag, born time, born host, store time, store host, reconsume
 #: times, prepared transaction offset, body, topic, properties.
 _Row = tuple[int, int, int, int, int, int, int, bytes, int, bytes, int, int, bytes, str, bytes]

@@ -11,7 +11,6 @@ transactions) make their ``Outgoing`` by ``prepare(…, system=…)``; applicati
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count, repeat
 from typing import Final
 
@@ -80,8 +79,7 @@ _TEMPLATES_MAX: Final = 1_000
 _encoder: Final = msgspec.json.Encoder()
 
 
-@dataclass(slots=True)
-class Outgoing:
+class Outgoing(msgspec.Struct, gc=False):
     """What every attempt of one send has in common."""
 
     #: As the application gave them; more than one only in a batch.
@@ -233,9 +231,37 @@ def prepare(
         _properties(message, message_id, namespace, system),
         message.flag,
         sysflag,
-        reconsume_times=reconsume_times,
-        max_reconsume_times=max_reconsume_times,
+        False,
+        False,
+        reconsume_times,
+        max_reconsume_times,
     )
+
+
+def prepare_plain(
+    message: Message, ids: UniqueIds, *, namespace: str = "", body_bytes_max: int = BODY_BYTES_MAX
+) -> Outgoing | None:
+    """Check an ordinary message, give it an id and make it ready, in one step; None if ``check_message`` and
+    ``prepare`` must look at it. Raises as ``check_sendable``."""
+    if not HAS_NATIVE:
+        return None
+    topic = message.topic
+    check_sendable(topic)
+    prefix, number = ids.take(1)
+    packed = native.pack_properties(
+        message,
+        prefix,
+        number,
+        namespace=namespace,
+        body_bytes_max=body_bytes_max,
+        reserved=RESERVED_PROPERTIES,
+        astuple=astuple,
+    )
+    if packed is None:
+        return None
+    message_id, properties = packed
+    topic = wrap(namespace, topic) if namespace else topic
+    return Outgoing((message,), topic, message_id, message.body, properties, message.flag)
 
 
 def prepare_batch(
