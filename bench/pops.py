@@ -65,7 +65,8 @@ async def pop(fed: FedBroker, clock: Clock, number: int) -> list[bytes]:
     )
     request = b"".join(encode_request(RequestCode.POP_MESSAGE, header, opaque=number))
     [answer] = FrameDecoder().feed(await fed.feed(request, clock, 1, lane=PULL))
-    assert isinstance(answer, Response) and answer.code == 0, answer
+    assert isinstance(answer, Response), answer
+    assert answer.code == 0, answer
     reply = answer.read(PopReply)
     # «retry, queue, offset,offset,…» of the one queue that there is.
     _, _, offsets = (reply.msg_offset_info or "").split(" ")

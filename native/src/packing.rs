@@ -221,7 +221,7 @@ pub fn pack_properties<'py>(
             {
                 return Ok(None);
             }
-            let Ok(text) = str::from_utf8(&out) else {
+            let Ok(text) = std::str::from_utf8(&out) else {
                 return Ok(None);
             };
             let id = &text[UNIQUE_KEY.len()..UNIQUE_KEY.len() + id_prefix.len() + 12];
@@ -273,7 +273,7 @@ pub fn pack_batch<'py>(
                     ids.reserve((ids.len() + 1) * messages.len());
                 }
             }
-            let Ok(ids) = str::from_utf8(&ids) else {
+            let Ok(ids) = std::str::from_utf8(&ids) else {
                 return Ok(None);
             };
             Ok(Some((PyBytes::new(py, &out), PyString::new(py, ids))))

@@ -150,8 +150,8 @@ class BatchWriter:
     ) -> PlacedBatch | None:
         """``put`` for a batch as it was sent (``wire.batch``), whose messages have nothing special in their properties.
 
-        None if ``put`` must decide, and nothing was stored: no kernel, a log that is shut, other queues than plain ones,
-        or messages without a unique key. Raises as ``put``.
+        None if ``put`` must decide, and nothing was stored: no kernel, a log that is shut, other queues than plain
+        ones, or messages without a unique key. Raises as ``put``.
         """
         if self._dispatch_made is None:
             return None
