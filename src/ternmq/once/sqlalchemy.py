@@ -22,6 +22,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, TypeVar
 
 from ternmq.client.consume.listener import ConsumeContext, is_async
+from ternmq.conflicts import is_conflict
 from ternmq.env import Clock
 from ternmq.errors import ConfigError, InvalidKey, KeyStoreFailed, KeyTableMissing
 from ternmq.message import ReceivedMessage
