@@ -125,7 +125,7 @@ class Row:
                 deliver_at=None if deliver_at_ms is None else datetime.fromtimestamp(deliver_at_ms / 1000, UTC),
                 delay=None if delay_ms is None else timedelta(milliseconds=delay_ms),
             )
-        except (msgspec.MsgspecError, OverflowError, ValueError, OSError) as error:
+        except (msgspec.MsgspecError, OverflowError, ValueError, OSError, RecursionError) as error:
             raise InvalidMessage(
                 f"row {self.id} of the outbox has an invalid column 'message': {error}; correct it, and retry the row"
             ) from None
