@@ -109,6 +109,11 @@ class Row:
                 f"row {self.id} of the outbox has {self.unread_bytes} bytes, and relays read {ROW_BYTES_MAX} at most; "
                 "discard it, and send its content in parts"
             )
+        if self.message_id is not None and len(self.message_id) > MESSAGE_ID_LENGTH:
+            raise InvalidMessage(
+                f"row {self.id} of the outbox has a message_id of more than {MESSAGE_ID_LENGTH} characters; "
+                "shorten it, and retry the row"
+            )
         try:
             details = _decoder.decode(self.message)
             deliver_at_ms, delay_ms = details.deliver_at_ms, details.delay_ms

@@ -25,7 +25,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-from ternmq.outbox.entry import ROW_BYTES_MAX, NewRow, Row
+from ternmq.outbox.entry import (
+    ERROR_LENGTH,
+    MESSAGE_ID_LENGTH,
+    ORDER_KEY_LENGTH,
+    ROW_BYTES_MAX,
+    TOPIC_LENGTH,
+    NewRow,
+    Row,
+)
 from ternmq.outbox.rules import TIMES_MAX, FailedAttempt
 from ternmq.outbox.schema import DEAD, WAITING, Dialect, check_name
 
@@ -98,8 +106,11 @@ class OutboxTable:
         self.name = check_name(name)
         self.dialect = dialect
         self.skip_locked = skip_locked
-        # SQLite learned the other name in 3.43.
-        self._length = "LENGTH" if dialect is Dialect.SQLITE else "OCTET_LENGTH"
+        # SQLite takes texts of any length, whatever the type of the column. A key that is too long is read as none, but
+        # compared by statements: its rows are taken one by one.
+        self._key = "order_key"
+        if dialect is Dialect.SQLITE:
+            self._key = f"CASE WHEN {self._size('order_key')} <= {4 * ORDER_KEY_LENGTH} THEN order_key END"
         # For changes of rows by their ids. Else MariaDB reads the whole table if it has few other rows, as usual, and
         # waits for the locks of all transactions that have just inserted one.
         self._by_id = f"{self.name} FORCE INDEX (PRIMARY)" if dialect is Dialect.MYSQL else self.name
@@ -199,15 +210,27 @@ class OutboxTable:
         ).changed
         if not changed:
             return Taken([], postponed)
-        size = f"{self._length}(body) + {self._length}(message)"
+        size = f"{self._size('body')} + {self._size('message')}"
         found = execute(
-            f"SELECT id, message_id, topic, CASE WHEN {size} <= {ROW_BYTES_MAX} THEN body END, "
-            f"CASE WHEN {size} <= {ROW_BYTES_MAX} THEN message END, order_key, attempts, refusals, {size} "
+            f"SELECT id, {self._short('message_id', MESSAGE_ID_LENGTH)}, {self._short('topic', TOPIC_LENGTH)}, "
+            f"CASE WHEN {size} <= {ROW_BYTES_MAX} THEN body END, "
+            f"CASE WHEN {size} <= {ROW_BYTES_MAX} THEN message END, {self._key}, attempts, refusals, {size} "
             f"FROM {self.name} WHERE id IN ({_numbers(ids)}) AND owner = :owner ORDER BY id",
             {"owner": owner},
         ).rows
         rows = [_row(fields) for fields in found]
         return Taken(rows if changed == len(ids) else self._whole(execute, rows, ids, owner=owner), postponed)
+
+    def _size(self, column: str) -> str:
+        """The bytes of a column."""
+        if self.dialect is not Dialect.SQLITE:
+            return f"OCTET_LENGTH({column})"
+        # SQLite has that function from 3.43 on, and counts texts up to their first NUL. Any column may have a text.
+        return f"LENGTH(CASE TYPEOF({column}) WHEN 'text' THEN CAST({column} AS BLOB) ELSE {column} END)"
+
+    def _short(self, column: str, length: int) -> str:
+        """A column that is read; on SQLite one character more than allowed at most."""
+        return f"SUBSTR({column}, 1, {length + 1})" if self.dialect is Dialect.SQLITE else column
 
     def _whole(self, execute: Execute, rows: Sequence[Row], ids: Sequence[int], *, owner: str) -> list[Row]:
         """Of what we got, the rows that may be sent now: another relay was faster with some, and with their keys.
@@ -248,7 +271,7 @@ class OutboxTable:
     def _oldest(self, execute: Execute, *, now_ms: int, rows_max: int) -> dict[int, object]:
         """Ids and keys of the oldest rows that are due."""
         found = execute(
-            f"SELECT id, order_key FROM {self.name} WHERE state = {WAITING} AND due_ms <= {int(now_ms)} "
+            f"SELECT id, {self._key} FROM {self.name} WHERE state = {WAITING} AND due_ms <= {int(now_ms)} "
             f"ORDER BY due_ms, id LIMIT {int(rows_max)}"
         ).rows
         return {_number(row_id): key for row_id, key in found}
@@ -292,7 +315,7 @@ class OutboxTable:
             return {}
         lock = " FOR UPDATE SKIP LOCKED" if self.skip_locked else ""
         found = execute(
-            f"SELECT o.id, o.order_key, {self._length}(o.body) + {self._length}(o.message) FROM {self.name} o "
+            f"SELECT o.id, {self._key}, {self._size('body')} + {self._size('message')} FROM {self.name} o "
             # «+ 0»: as in ``take``.
             f"WHERE o.id IN ({_numbers(oldest)}) AND o.state + 0 = {WAITING} AND o.due_ms + 0 <= {int(now_ms)} "
             f"AND (o.order_key IS NULL OR NOT EXISTS "
@@ -310,7 +333,7 @@ class OutboxTable:
         """Ids and sizes of the rows of these keys, from the first on, as far as they can be taken now."""
         names = {f"k{number}": key for number, key in enumerate(keys)}
         found = execute(
-            f"SELECT order_key, id, {self._length}(body) + {self._length}(message), "
+            f"SELECT order_key, id, {self._size('body')} + {self._size('message')}, "
             f"CASE WHEN state = {WAITING} AND due_ms <= :now_ms THEN 1 ELSE 0 END "
             f"FROM {self.name} WHERE order_key IN ({', '.join(map(':{}'.format, names))}) AND id <= {last_id} "
             f"ORDER BY id LIMIT {rows_max}",
@@ -378,7 +401,8 @@ class OutboxTable:
     def dead(self, execute: Execute, *, count_max: int) -> list[DeadRow]:
         """Dead messages, the oldest first."""
         found = execute(
-            "SELECT id, message_id, topic, order_key, refusals, error, created_ms "
+            f"SELECT id, {self._short('message_id', MESSAGE_ID_LENGTH)}, {self._short('topic', TOPIC_LENGTH)}, "
+            f"{self._key}, refusals, {self._short('error', ERROR_LENGTH)}, created_ms "
             f"FROM {self.name} WHERE state = {DEAD} ORDER BY id LIMIT {int(count_max)}"
         ).rows
         return [
