@@ -189,7 +189,7 @@ class TransactionChecker:
         """Do with one half what is to be done; how many checks were sent."""
         now_ms = self._clock.now_ms()
         waiting = self._waiting.get(page_of(queue_offset), {}).get(queue_offset)
-        if waiting is not None and (waiting.due_ms > now_ms or self._is_left_alone(waiting, now_ms)):
+        if waiting is not None and self._is_left_alone(waiting, now_ms):
             return 0
         found = self.transactions.find(queue_offset)
         if found is not None and not isinstance(found, tuple):
@@ -232,10 +232,13 @@ class TransactionChecker:
         return half.since_ms + max(half.immunity_ms, self._rules.immunity_ms)
 
     def _is_left_alone(self, waiting: _Waiting, now_ms: int) -> bool:
-        """Whether there is still no producer, and nothing else to do about it."""
+        """Whether it is still too early for a check, or there is still no producer, and nothing else to do about it."""
         age_ms = now_ms - waiting.since_ms
+        if age_ms < 0:
+            # The clock was set back.
+            return False
         is_over = age_ms >= min(self._rules.wait_max_ms, self._move_after_ms())
-        return not is_over and age_ms >= 0 and not self._producers(waiting.group)
+        return waiting.due_ms > now_ms or (not is_over and not self._producers(waiting.group))
 
     def _wait(self, record: Record, half: Half, now_ms: int) -> None:
         due_ms = self._due_ms(half)
