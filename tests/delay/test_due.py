@@ -115,7 +115,7 @@ def test_a_value_that_is_no_time_is_refused(text: str) -> None:
 def test_a_value_beyond_all_times_is_refused_and_zeros_in_front_do_not_count() -> None:
     """I2: a sender that means "never" is told that there is a limit."""
     for text in ("1" * 19, "9" * 9_000):
-        with pytest.raises(MessageIllegal, match="TIMER_DELAY_MS .* lies beyond any limit: see timerMaxDelaySec"):
+        with pytest.raises(MessageIllegal, match=r"TIMER_DELAY_MS .* lies beyond any limit: see timerMaxDelaySec"):
             asked_time(join({"TIMER_DELAY_MS": text}))
     for text in ("0" * 30, "0" * 9_000 + "7"):
         wish = asked_time(join({"TIMER_DELAY_MS": text}))
