@@ -181,8 +181,9 @@ class TransactionChecker:
             self._waiting[page] = {at: noted[at] for at in found if at in noted}
         return found
 
-    def _note(self, half: Half, due_ms: int) -> None:
-        waiting = _Waiting(intern(half.group), due_ms, half.since_ms)
+    def _note(self, half: Half, due_ms: int, now_ms: int) -> None:
+        # The clock may be behind where it was.
+        waiting = _Waiting(intern(half.group), due_ms, min(half.since_ms, now_ms))
         self._waiting.setdefault(page_of(half.queue_offset), {})[half.queue_offset] = waiting
 
     async def _check(self, queue_offset: int) -> int:
@@ -205,7 +206,7 @@ class TransactionChecker:
                 # Its producer asks for a longer immunity than its segment lives.
                 self.transactions.copy(record, half, checks=half.checks, since_ms=half.since_ms)
             else:
-                self._note(half, min(due_ms, move_ms))
+                self._note(half, min(due_ms, move_ms), now_ms)
             return 0
         if self.transactions.is_in_doubt(queue_offset):
             if not await self.transactions.is_committed(half):
@@ -250,7 +251,7 @@ class TransactionChecker:
             # Or it would be deleted with its segment.
             self.transactions.copy(record, half, checks=half.checks, since_ms=half.since_ms)
         else:
-            self._note(half, due_ms)
+            self._note(half, min(due_ms, now_ms), now_ms)
 
     def _next_producer(self, group: str, topic: str) -> ProducerPeer | None:
         """The member of a group whose turn it is, that reads what it is sent, and may have the message."""
