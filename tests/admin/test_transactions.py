@@ -95,5 +95,5 @@ async def test_a_transaction_is_resumed_on_a_broker_that_has_another_address_now
         broker, *_ = await admin.brokers.masters()
         with pytest.raises(SystemFailure, match="no discarded half message"):
             await admin.transactions.resume(gone, broker=broker.name)
-        with pytest.raises(BrokerMissing, match=f"no master 'broker-z'; the registered ones are broker-a"):
+        with pytest.raises(BrokerMissing, match="no master 'broker-z'; the registered ones are broker-a"):
             await admin.transactions.resume(gone, broker="broker-z")
