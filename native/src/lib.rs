@@ -20,6 +20,7 @@ mod record;
 mod scan;
 mod send_header;
 mod sends;
+mod sha1_lanes;
 mod signed_sends;
 mod signing;
 mod stored;
