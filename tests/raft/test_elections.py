@@ -197,6 +197,17 @@ def test_an_old_order_to_take_over_is_ignored() -> None:
     assert not any(isinstance(message, VoteRequest) and message.is_pre for message in ready.messages)
 
 
+def test_a_member_that_lost_its_disk_does_not_vote_for_one_that_has_left() -> None:
+    """P1: the settings of the empty one name the present members. The one that has left knows neither of that nor of what
+    was committed since (seed 1100716 of the simulation of changes)."""
+    voter = core(members=Members(("n0", "n1", "n3")))
+    for is_pre in (True, False):
+        ready = voter.step(vote(4, 4, 1, sender="n2", is_pre=is_pre), LATER)
+        assert not answer(ready).is_granted
+    # In a group that is new, the others know of no commit either.
+    assert answer(voter.step(vote(5, 4, 1, sender="n1"), LATER)).is_granted
+
+
 def test_only_the_leader_lets_a_member_take_over() -> None:
     """P1: any other member could depose it, again and again."""
     member = core(1, 1)

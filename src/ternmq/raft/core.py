@@ -361,6 +361,9 @@ class RaftCore:
         )
 
     def _grant(self, vote: VoteRequest) -> bool:
+        if self._is_filling and vote.sender not in self._members.voters:
+            # It may have left long ago, and know of no commit. With a log, this member could tell.
+            return False
         # Where it takes all voters to commit, the candidate has all that was committed, and none can replace this vote.
         takes_all = self._members.quorum == len(self._members.voters)
         if self._is_filling and max(vote.commit, self._commit, self._lost) != NO_INDEX and not takes_all:
