@@ -1,4 +1,5 @@
-"""Lives of simulated groups by seed, and ``script/soak raft-core [--minutes M] [--seeds N] [--seed N] [--members|--storm]``.
+"""Lives of simulated groups by seed, and
+``script/soak raft-core [--minutes M] [--seeds N] [--seed N] [--members|--storm]``.
 
 The first failure ends it, with the seed and the last events.
 """

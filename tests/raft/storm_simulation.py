@@ -1,9 +1,9 @@
 """Elections one after the other, from a seed (P1): what only a coincidence of several deaths can show.
 
-As ``simulation``, with three members, time-outs of a tenth, and leaders that die within a moment of their election, most
-of them before others have their entries. Entries and votes come late and overtake each other; members that died are back
-at once, or after the next election. So entries of several terms lie on minorities, as in figure 8 of Raft's paper, and
-voters die between two candidates of one term.
+As ``simulation``, with three members, time-outs of a tenth, and leaders that die within a moment of their election,
+most of them before others have their entries. Entries and votes come late and overtake each other; members that died
+are back at once, or after the next election. So entries of several terms lie on minorities, as in figure 8 of Raft's
+paper, and voters die between two candidates of one term.
 """
 
 from __future__ import annotations

@@ -422,8 +422,8 @@ def last_up_to(terms: EntryTerms, index: int, term: int) -> int:
 
 
 def runs(terms: EntryTerms, first: int, last: int) -> tuple[tuple[int, int], ...]:
-    """(index, term) of the first entry and of each whose term differs from the one before, one more than ``RUNS_MAX`` at
-    most. Terms never decrease along a log, so that entries between two of one term are of that term."""
+    """(index, term) of the first entry and of each whose term differs from the one before, one more than ``RUNS_MAX``
+    at most. Terms never decrease along a log, so that entries between two of one term are of that term."""
     found: list[tuple[int, int]] = []
     end_term = terms.term_of(last) if first <= last else None
     while first <= last:

@@ -324,8 +324,8 @@ class RaftNode:
         waiting_bytes = self._pending_bytes
         if waiting > PENDING_MAX or waiting_bytes > PENDING_BYTES_MAX:
             raise SystemBusy(
-                f"[PC_SYNCHRONIZED]broker busy, start flow control for a while: {waiting} messages with {waiting_bytes} "
-                "bytes wait for a majority of the group"
+                f"[PC_SYNCHRONIZED]broker busy, start flow control for a while: {waiting} messages with "
+                f"{waiting_bytes} bytes wait for a majority of the group"
             )
 
     def _new_core(self) -> RaftCore:

@@ -185,7 +185,7 @@ async def test_a_route_is_asked_for_once_however_many_want_it() -> None:
 
 
 async def test_callers_that_wait_for_a_change_share_the_question() -> None:
-    """A4, E4: also one that comes while the first waits. Else hundreds of sends without a master are as many questions."""
+    """A4, E4: also one that comes while the first waits. Hundreds of sends without a master would ask as often."""
     registry = Registry(orders=data_of("a"))
     async with routes_of(registry) as routes, asyncio.TaskGroup() as callers:
         first = callers.create_task(routes.refresh_in(0.01, "orders"))

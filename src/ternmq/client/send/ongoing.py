@@ -71,8 +71,8 @@ class Retry(enum.Enum):
 _SYNC, _ASYNC, _ONEWAY = SendMode.SYNC, SendMode.ASYNC, SendMode.ONEWAY
 _OTHER_BROKER, _SAME_BROKER, _NO_RETRY = Retry.OTHER_BROKER, Retry.SAME_BROKER, Retry.NONE
 _OK: Final = SendStatus.OK
-#: Pauses before questions for a route in which a new master is expected: each is longer than the one before by a factor,
-#: up to the shorter limit in the first second, in which most masters are there, and then up to the longer one.
+#: Pauses before questions for a route in which a new master is expected: each is longer than the one before by a
+#: factor, up to the shorter limit in the first second, in which most masters are there, and then up to the longer one.
 _MASTER_PAUSE_S: Final = 0.03
 _MASTER_PAUSE_FACTOR: Final = 1.3
 _MASTER_SOON_S: Final = 1.0
@@ -227,8 +227,8 @@ class OngoingSend:
                 self._write(peer)
 
     async def _ask_route(self) -> TopicRoute:
-        """A route with a queue to write to; waits while a broker has no master, and for a while if all masters are those
-        that failed. Raises ``RouteMissing``."""
+        """A route with a queue to write to; waits while a broker has no master, and for a while if all masters are
+        those that failed. Raises ``RouteMissing``."""
         sender, topic = self._sender, self.outgoing.topic
         began, failures = sender.now(), len(self._failures)
         other_s = min(_OTHER_MASTER_S * 4 ** (failures - 1), _OTHER_MASTER_MAX_S) if failures else 0.0
