@@ -197,9 +197,9 @@ async def fed_with(
     run, feed, clock = SendHandlers.run, FrameDecoder.feed, ManualClock()
     late: list[Any] = []
 
-    def counted(self: SendHandlers, peer: Peer, sends: Any, first: int) -> tuple[int, bytes]:
+    def counted(self: SendHandlers, peer: Peer, sends: Any, first: int, *, arrived: float) -> tuple[int, bytes]:
         nonlocal taken
-        number, replies = run(self, peer, sends, first)
+        number, replies = run(self, peer, sends, first, arrived=arrived)
         taken += number - first
         return number, replies
 
@@ -468,9 +468,9 @@ async def test_runs_are_made_of_what_came_through_tls(tmp_path: Path) -> None:
     stored = 0
     run = SendHandlers.run
 
-    def counted(self: SendHandlers, peer: Peer, sends: Any, first: int) -> tuple[int, bytes]:
+    def counted(self: SendHandlers, peer: Peer, sends: Any, first: int, *, arrived: float) -> tuple[int, bytes]:
         nonlocal stored
-        number, replies = run(self, peer, sends, first)
+        number, replies = run(self, peer, sends, first, arrived=arrived)
         stored += number - first
         return number, replies
 

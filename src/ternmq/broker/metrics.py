@@ -217,6 +217,7 @@ class BrokerMetrics:
         reading.gauge("ternmq_connections", "Open connections of clients and other servers.")
         reading.row((), len(server.peers))
         reading.lanes(server.lanes)
+        reading.rpcs(server.latencies)
 
     def _read_store(self, reading: Exposition) -> None:
         store = self._store

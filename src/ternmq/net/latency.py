@@ -28,7 +28,7 @@ class Latency:
 
     def add(self, seconds: float, count: int = 1) -> None:
         """So many took so long."""
-        self.counts[bisect_left(_BOUNDS_S, seconds)] += count
+        self.counts[bisect_left(_BOUNDS_S, seconds) if seconds > FIRST_S else 0] += count
         self.sum_s += seconds * count
         if seconds > self.max_s:
             self.max_s = seconds
