@@ -445,11 +445,11 @@ async def fed_with(
         waiting += found.next - first if found is not None else 0
         return found
 
-    def counted(self: SendHandlers, peer: Peer, sends: Any, first: int, *, arrived: float) -> tuple[int, bytes]:
+    def counted(self: SendHandlers, peer: Peer, sends: Any, first: int, *, arrived: float) -> tuple[int, bytes, int]:
         nonlocal taken
-        number, replies = run(self, peer, sends, first, arrived=arrived)
+        number, replies, ends = run(self, peer, sends, first, arrived=arrived)
         taken += number - first
-        return number, replies
+        return number, replies, ends
 
     async with fed(path) as one:
         replies = []

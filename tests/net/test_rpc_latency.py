@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ternmq.net import rpc_latency
-from ternmq.net.rpc_latency import RpcLatencies, Way
+from ternmq.net.rpc_latency import RpcEnd, RpcLatencies
 from ternmq.wire.codes import RequestCode, ResponseCode
 
 
@@ -13,17 +13,17 @@ async def test_requests_that_came_together_count_with_one_call() -> None:
     """D5: a run of sends, say."""
     latencies = RpcLatencies()
     arrived = latencies.time() - 0.02
-    latencies.note(RequestCode.SEND_MESSAGE_V2, ResponseCode.SUCCESS, Way.ANSWERED, arrived, 64)
-    latencies.note(RequestCode.SEND_MESSAGE_V2, ResponseCode.SYSTEM_BUSY, Way.ANSWERED, arrived)
-    latencies.note(RequestCode.PULL_MESSAGE, ResponseCode.SUCCESS, Way.HELD, arrived)
+    latencies.note(RequestCode.SEND_MESSAGE_V2, ResponseCode.SUCCESS, RpcEnd.ANSWERED, arrived, 64)
+    latencies.note(RequestCode.SEND_MESSAGE_V2, ResponseCode.SYSTEM_BUSY, RpcEnd.ANSWERED, arrived)
+    latencies.note(RequestCode.PULL_MESSAGE, ResponseCode.SUCCESS, RpcEnd.HELD, arrived)
 
-    rows = [(row.request, row.response, row.way, row.latency.up_to()[-1][1]) for row in latencies.rows()]
+    rows = [(row.request, row.response, row.end, row.latency.up_to()[-1][1]) for row in latencies.rows()]
     assert [
-        ("PULL_MESSAGE", "SUCCESS", Way.HELD, 1),
-        ("SEND_MESSAGE_V2", "SUCCESS", Way.ANSWERED, 64),
-        ("SEND_MESSAGE_V2", "SYSTEM_BUSY", Way.ANSWERED, 1),
+        ("pull_message", "success", RpcEnd.HELD, 1),
+        ("send_message_v2", "success", RpcEnd.ANSWERED, 64),
+        ("send_message_v2", "system_busy", RpcEnd.ANSWERED, 1),
     ] == rows
-    sends = next(row.latency for row in latencies.rows() if row.response == "SUCCESS" and row.way is Way.ANSWERED)
+    sends = next(row.latency for row in latencies.rows() if row.response == "success" and row.end is RpcEnd.ANSWERED)
     assert sends.sum_s >= 64 * 0.02
     assert 0 == dict(sends.up_to())["10"]
 
@@ -32,10 +32,10 @@ async def test_codes_without_a_name_share_a_row() -> None:
     """T4: a client can send any code; it makes no series."""
     latencies = RpcLatencies()
     for code in range(70_000, 75_000):
-        latencies.note(code, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, Way.ANSWERED, latencies.time())
-        latencies.note(RequestCode.PULL_MESSAGE, code, Way.ANSWERED, latencies.time())
+        latencies.note(code, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, RpcEnd.ANSWERED, latencies.time())
+        latencies.note(RequestCode.PULL_MESSAGE, code, RpcEnd.ANSWERED, latencies.time())
 
-    assert [("OTHER", "REQUEST_CODE_NOT_SUPPORTED", 5_000), ("PULL_MESSAGE", "OTHER", 5_000)] == [
+    assert [("other", "request_code_not_supported", 5_000), ("pull_message", "other", 5_000)] == [
         (row.request, row.response, row.latency.up_to()[-1][1]) for row in latencies.rows()
     ]
 
@@ -46,8 +46,8 @@ async def test_the_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     latencies = RpcLatencies()
     for _ in range(2):
         for answer in (ResponseCode.SUCCESS, ResponseCode.SYSTEM_ERROR, ResponseCode.SYSTEM_BUSY, ResponseCode.GO_AWAY):
-            latencies.note(RequestCode.PULL_MESSAGE, answer, Way.ANSWERED, latencies.time())
+            latencies.note(RequestCode.PULL_MESSAGE, answer, RpcEnd.ANSWERED, latencies.time())
 
-    assert [("OTHER", "OTHER", 4), ("PULL_MESSAGE", "SUCCESS", 2), ("PULL_MESSAGE", "SYSTEM_ERROR", 2)] == [
+    assert [("other", "other", 4), ("pull_message", "success", 2), ("pull_message", "system_error", 2)] == [
         (row.request, row.response, row.latency.up_to()[-1][1]) for row in latencies.rows()
     ]

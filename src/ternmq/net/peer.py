@@ -37,7 +37,7 @@ from ternmq.net.gate import Gate, Rights, Rule
 from ternmq.net.lanes import Lanes
 from ternmq.net.latency import Latency
 from ternmq.net.limits import OUTGOING, Usage
-from ternmq.net.rpc_latency import RpcLatencies, Way, way_of
+from ternmq.net.rpc_latency import RpcEnd, RpcLatencies, end_of
 from ternmq.net.runs import RunHandler, RunWorker
 from ternmq.net.stream import IDLE_S, Stream
 from ternmq.net.stream import format_address as format_address  # for all that name a peer
@@ -339,14 +339,14 @@ class Peer(Stream):
     def _note(self, request: Request[Any], reply: Reply | bytes) -> None:
         if self.latencies is not None:
             answer = ResponseCode.SUCCESS if isinstance(reply, bytes) else reply.code
-            self.latencies.note(request.code, answer, way_of(request), request.arrived)
+            self.latencies.note(request.code, answer, end_of(request), request.arrived)
 
     def _tally(self, request: Request[Any], latencies: RpcLatencies) -> None:
         """A request is answered with success, and others of its code will be: from now on, all of one turn are noted
         together, when their replies are written. They came with one read, as a rule; else the oldest counts for all."""
         self._note_tallied()
         self._tallied_code = request.code
-        self._tallied_row = latencies.row(request.code, ResponseCode.SUCCESS, Way.ANSWERED)
+        self._tallied_row = latencies.row(request.code, ResponseCode.SUCCESS, RpcEnd.ANSWERED)
         self._tallied_arrived = request.arrived
         self._tallied = 1
 
@@ -426,7 +426,7 @@ class Peer(Stream):
             elif result is not None:
                 self._start(request, result)  # type: ignore[arg-type]  # Reply was ruled out
             elif request.flag & FLAG_ONEWAY and self.latencies is not None:
-                self.latencies.note(request.code, ResponseCode.SUCCESS, Way.ONEWAY, request.arrived)
+                self.latencies.note(request.code, ResponseCode.SUCCESS, RpcEnd.ONEWAY, request.arrived)
         except Exception as error:
             self.fail(request, error)
 

@@ -1,4 +1,6 @@
-"""How long requests take, for each request code and response code (D5, T4): RocketMQ 5's ``rocketmq_rpc_latency``.
+"""How long requests take, for each request code and response code (D5, T4).
+
+RocketMQ 5 calls it ``rocketmq_rpc_latency_milliseconds``, with the same labels and names of codes in small letters.
 
 Counted from the read that brought a request until its reply is handed to the connection; a request that is not
 answered, until its handler has returned. So the time in a lane, on the disk and with other brokers is part of it, and
@@ -25,11 +27,12 @@ from ternmq.wire.header import Request
 ROWS_MAX: Final = 2_000
 #: Stands for all codes that have no row of their own.
 _OTHER: Final = -1
-_REQUEST_NAMES: Final = {**{code.value: code.name for code in RequestCode}, _OTHER: "OTHER"}
-_RESPONSE_NAMES: Final = {**{code.value: code.name for code in ResponseCode}, _OTHER: "OTHER"}
+#: As RocketMQ 5.2.0 writes them.
+_REQUEST_NAMES: Final = {**{code.value: code.name.lower() for code in RequestCode}, _OTHER: "other"}
+_RESPONSE_NAMES: Final = {**{code.value: code.name.lower() for code in ResponseCode}, _OTHER: "other"}
 
 
-class Way(IntEnum):
+class RpcEnd(IntEnum):
     """What became of a request."""
 
     ANSWERED = 0
@@ -44,7 +47,7 @@ class RpcRow(NamedTuple):
 
     request: str
     response: str
-    way: Way
+    end: RpcEnd
     latency: Latency
 
 
@@ -54,30 +57,30 @@ class RpcLatencies:
     __slots__ = ("_rows", "time")
 
     def __init__(self) -> None:
-        #: By request code, response code and way.
+        #: By request code, response code and end.
         self._rows: dict[tuple[int, int, int], Latency] = {}
         #: What ``Request.arrived`` is told by: exact, unlike that of uvloop, which counts whole milliseconds.
         self.time = work_clock().now
 
-    def note(self, code: int, answer: int, way: int, arrived: float, count: int = 1) -> None:
+    def note(self, code: int, answer: int, end: int, arrived: float, count: int = 1) -> None:
         """So many requests of one code that came together are answered now, with the same response code. Hot."""
-        row = self._rows.get((code, answer, way)) or self.row(code, answer, way)
+        row = self._rows.get((code, answer, end)) or self.row(code, answer, end)
         row.add(self.time() - arrived, count)
 
     def rows(self) -> Iterator[RpcRow]:
         """All, in the order of their codes."""
-        for (code, answer, way), latency in sorted(self._rows.items(), key=itemgetter(0)):
-            yield RpcRow(_REQUEST_NAMES[code], _RESPONSE_NAMES[answer], Way(way), latency)
+        for (code, answer, end), latency in sorted(self._rows.items(), key=itemgetter(0)):
+            yield RpcRow(_REQUEST_NAMES[code], _RESPONSE_NAMES[answer], RpcEnd(end), latency)
 
-    def row(self, code: int, answer: int, way: int) -> Latency:
+    def row(self, code: int, answer: int, end: int) -> Latency:
         """Where requests with these codes are counted."""
         rows = self._rows
-        key = code if code in _REQUEST_NAMES else _OTHER, answer if answer in _RESPONSE_NAMES else _OTHER, way
+        key = code if code in _REQUEST_NAMES else _OTHER, answer if answer in _RESPONSE_NAMES else _OTHER, end
         if key not in rows and len(rows) >= ROWS_MAX:
-            key = _OTHER, _OTHER, way
+            key = _OTHER, _OTHER, end
         return rows.setdefault(key, Latency())
 
 
-def way_of(request: Request[Any]) -> Way:
+def end_of(request: Request[Any]) -> RpcEnd:
     """What becomes of a request that is answered now."""
-    return Way.ONEWAY if request.flag & FLAG_ONEWAY else Way.HELD if request.is_held else Way.ANSWERED
+    return RpcEnd.ONEWAY if request.flag & FLAG_ONEWAY else RpcEnd.HELD if request.is_held else RpcEnd.ANSWERED

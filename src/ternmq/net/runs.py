@@ -18,14 +18,13 @@ that has room for all its requests; so a lane never has more requests than its b
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ternmq.net.gate import Gate
 from ternmq.net.lanes import SLOW_REQUESTS, Lane, Lanes
-from ternmq.net.rpc_latency import Way
-from ternmq.wire.codes import ResponseCode
+from ternmq.net.latency import Latency
+from ternmq.net.rpc_latency import RpcEnd, RpcLatencies
+from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.frame import RUN_CODES, RUN_MISSES_MAX, request_in
 from ternmq.wire.header import Request
 from ternmq.wire.record import HOST_V4_BYTES
@@ -47,9 +46,10 @@ class RunHandler(Protocol):
         """Whether it is worth to make runs now: nothing that concerns all sends makes each of them special."""
         ...
 
-    def run(self, peer: Peer, sends: Sends, first: int, /, *, arrived: float) -> tuple[int, bytes]:
-        """Handle requests from number ``first`` on, one part of them: the number of the first that was not, and the
-        replies as frames that do not follow later. It is called again until it handles none.
+    def run(self, peer: Peer, sends: Sends, first: int, /, *, arrived: float) -> tuple[int, bytes, int]:
+        """Handle requests from number ``first`` on, one part of them: the number of the first that was not, the replies
+        as frames that do not follow later, and how many of them are to ends of transactions. It is called again until
+        it handles none.
 
         ``arrived`` is when they were read, for replies that follow later."""
         ...
@@ -58,7 +58,7 @@ class RunHandler(Protocol):
 class RunWorker:
     """The runs of one connection (``lanes.Worker``)."""
 
-    __slots__ = ("_gate", "_handler", "_lanes", "_peer", "arrived", "lane")
+    __slots__ = ("_gate", "_handler", "_lanes", "_peer", "_row", "arrived", "lane")
 
     def __init__(self, peer: Peer, handler: RunHandler, lanes: Lanes, lane: Lane, gate: Gate | None) -> None:
         self._peer = peer
@@ -68,6 +68,8 @@ class RunWorker:
         self.lane = lane
         #: When the runs that wait were read. They are all of one read: none is made while another waits.
         self.arrived = 0.0
+        #: Where sends of this connection are counted.
+        self._row: Latency | None = None
 
     def can_start(self) -> bool:
         """Whether runs can be made of what was read.
@@ -106,7 +108,7 @@ class RunWorker:
         while number < count and not peer.is_full:
             first = number
             try:
-                number, replies = handler.run(peer, sends, first, arrived=self.arrived)
+                number, replies, ends = handler.run(peer, sends, first, arrived=self.arrived)
             except Exception as error:
                 # Which of them are stored is not known.
                 for left in range(first, count):
@@ -115,8 +117,7 @@ class RunWorker:
             if replies:
                 peer.reply_all(replies)
                 if peer.latencies is not None:
-                    for code, answered in codes_in(sends, first, number):
-                        peer.latencies.note(code, ResponseCode.SUCCESS, Way.ANSWERED, self.arrived, answered)
+                    self._note(peer.latencies, sends, first, number - first - ends, ends)
             if number == first:
                 break
         return number
@@ -140,20 +141,25 @@ class RunWorker:
         """Write what was answered now."""
         self._peer.flush()
 
+    def _note(self, latencies: RpcLatencies, sends: Sends, first: int, plain: int, ends: int) -> None:
+        """So many requests of a run are answered, with success. A client sends all its messages with one code, so that
+        is looked up once; should it have two, they count as one."""
+        if ends:
+            latencies.note(RequestCode.END_TRANSACTION, ResponseCode.SUCCESS, RpcEnd.ANSWERED, self.arrived, ends)
+        if not plain:
+            return
+        row = self._row
+        if row is None:
+            # Behind ends of transactions, perhaps.
+            codes = (code_of(sends, number) for number in range(first, first + plain + ends))
+            code = next(code for code in codes if code != RequestCode.END_TRANSACTION)
+            row = self._row = latencies.row(code, ResponseCode.SUCCESS, RpcEnd.ANSWERED)
+        row.add(latencies.time() - self.arrived, plain)
+
     def _request(self, sends: Sends, number: int) -> Request[Any]:
         request = request_in(sends, number)
         request.arrived = self.arrived
         return request
-
-
-def codes_in(sends: Sends, first: int, end: int) -> Iterable[tuple[int, int]]:
-    """How many requests of each code a part of a run has.
-
-    A client sends all plain messages with one code, so only the first of them is looked at; commits stand among halves.
-    """
-    if sends.is_transactional(first):
-        return Counter(code_of(sends, number) for number in range(first, end)).items()
-    return ((code_of(sends, first), end - first),)
 
 
 def code_of(sends: Sends, number: int) -> int:

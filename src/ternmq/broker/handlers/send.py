@@ -17,7 +17,7 @@ from ternmq.kernels import HAS_NATIVE, native
 from ternmq.message import Property
 from ternmq.net.gate import Action, Rule, check_record
 from ternmq.net.peer import Peer, Route
-from ternmq.net.rpc_latency import Way
+from ternmq.net.rpc_latency import RpcEnd
 from ternmq.net.runs import code_of
 from ternmq.transaction.runs import TransactionForms
 from ternmq.wire import properties as props
@@ -137,11 +137,11 @@ class SendHandlers:
         """Whether runs of sends can be taken now (``runs.RunHandler``)."""
         return self._replies.forms is not None and self._sending.takes_runs()
 
-    def run(self, peer: Peer, sends: Sends, first: int, *, arrived: float) -> tuple[int, bytes]:
+    def run(self, peer: Peer, sends: Sends, first: int, *, arrived: float) -> tuple[int, bytes, int]:
         """Store sends of one read, as far as they are plain (``runs.RunHandler``)."""
         forms = self._replies.forms
         if forms is None:
-            return first, b""
+            return first, b"", 0
 
         def held(replies: bytes, ends: bytes) -> _HeldReplies:
             return _HeldReplies(peer, replies, ends, code=code_of(sends, first), arrived=arrived)
@@ -202,7 +202,7 @@ class _HeldReplies:
             self._peer.reply_all(self._replies)
             if self._peer.latencies is not None:
                 count = len(self.ends)
-                self._peer.latencies.note(self._code, ResponseCode.SUCCESS, Way.ANSWERED, self._arrived, count)
+                self._peer.latencies.note(self._code, ResponseCode.SUCCESS, RpcEnd.ANSWERED, self._arrived, count)
             return
         # What is added to replies that are not read is counted one by one.
         for number in range(len(self.ends)):
