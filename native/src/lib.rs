@@ -32,6 +32,7 @@ mod waiting;
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_function(wrap_pyfunction!(batch::contains_any, module)?)?;
     module.add_function(wrap_pyfunction!(batch::expand_batch, module)?)?;
     module.add_function(wrap_pyfunction!(batch::offset_ids, module)?)?;
     module.add_function(wrap_pyfunction!(delivery::deliver, module)?)?;
@@ -42,6 +43,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(index::index_put, module)?)?;
     module.add_function(wrap_pyfunction!(ops::store_ops, module)?)?;
     module.add_function(wrap_pyfunction!(packing::pack_batch, module)?)?;
+    module.add_function(wrap_pyfunction!(packing::pack_properties, module)?)?;
     module.add_function(wrap_pyfunction!(scan::scan, module)?)?;
     module.add_function(wrap_pyfunction!(sends::parse_sends, module)?)?;
     module.add_class::<sends::Sends>()?;

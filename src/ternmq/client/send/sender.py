@@ -61,14 +61,21 @@ class Sender:
         else the error of the only attempt; ``RouteMissing`` and ``NameServersUnreachable`` when there is nowhere to
         send to.
         """
-        retry = _OTHER_BROKER if pick is None and mode is _SYNC else _NO_RETRY
-        sending = OngoingSend(self, outgoing, mode, retry, pick=pick, timeout_ms=timeout_ms)
-        sending.begin()
+        sending = self.begin(outgoing, pick, timeout_ms, mode)
         try:
             return await sending.receipt
         except asyncio.CancelledError:
             sending.abandon()
             raise
+
+    def begin(
+        self, outgoing: Outgoing, pick: Pick | None, timeout_ms: int, mode: SendMode = SendMode.SYNC
+    ) -> OngoingSend:
+        """Send; the caller awaits its ``receipt``, and calls ``abandon`` if it is cancelled meanwhile."""
+        retry = _OTHER_BROKER if pick is None and mode is _SYNC else _NO_RETRY
+        sending = OngoingSend(self, outgoing, mode, retry, pick=pick, timeout_ms=timeout_ms)
+        sending.begin()
+        return sending
 
     async def deliver_oneway(self, outgoing: Outgoing, *, pick: Pick | None = None, timeout_ms: int) -> None:
         """Send without an answer; waits only for route, connection and a peer that reads."""
