@@ -72,7 +72,7 @@ class Clock:
 
     def __str__(self) -> str:
         costs = sorted(self.rounds)
-        return f"{self.name:24s} best {costs[0]:6.2f}  median {costs[len(costs) // 2]:6.2f}  µs CPU"
+        return f"{self.name:36s} best {costs[0]:6.2f}  median {costs[len(costs) // 2]:6.2f}  µs CPU"
 
 
 class FedBroker:
@@ -83,7 +83,7 @@ class FedBroker:
         [self._server] = [one for one in gc.get_objects() if type(one) is Server]
         self._wire = Wire()
         server = self._server
-        self.peer = Peer(server._routes, server.lanes, server._tasks, usage=server.usage)  # noqa: SLF001 - no socket
+        self.peer = Peer(server._routes, server.lanes, server._tasks, usage=server.usage, latencies=server.latencies)  # noqa: SLF001 - no socket
         self.peer.connection_made(self._wire)
 
     async def feed(self, data: bytes, clock: Clock, count: int = WINDOW, *, lane: str = SEND) -> bytes:

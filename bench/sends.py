@@ -1,7 +1,8 @@
 """What a plain send costs a broker, without sockets: ``python -m bench.sends``.
 
-A real broker gets reads of 1, 10 and 64 sends through two connections that are no sockets, in turns: one whose sends
-are handled as runs (``net.runs``), and one whose sends are handled one by one. CPU time of the broker's thread from the
+A real broker gets reads of 1, 10 and 64 sends through connections that are no sockets, in turns: one whose sends
+are handled as runs (``net.runs``), and one whose sends are handled one by one; and both once more without counting how
+long requests take (``net.rpc_latency``). CPU time of the broker's thread from the
 bytes that were read to the bytes of the replies; best and median of the rounds. Run it with ``TERNMQ_NATIVE=0``, too:
 then neither has a kernel.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import random
 import tempfile
 from pathlib import Path
 
@@ -34,17 +36,27 @@ async def run(directory: Path, rounds: int) -> None:
     async with Broker(BrokerConfig(broker_ip1="127.0.0.1", listen_port=0), StoreConfig(store_path_root_dir=directory)):
         [server] = [one for one in gc.get_objects() if type(one) is Server]
         ways = {}
-        for name in ("runs", "one by one"):
+        for name in ("runs", "one by one", "runs, not measured", "one by one, not measured"):
             wire = Wire()
-            peer = Peer(server._routes, server.lanes, server._tasks, usage=server.usage)  # noqa: SLF001 - no socket
+            peer = Peer(
+                server._routes,  # noqa: SLF001 - no socket
+                server.lanes,
+                server._tasks,  # noqa: SLF001 - no socket
+                usage=server.usage,
+                latencies=None if name.endswith("not measured") else server.latencies,
+            )
             peer.connection_made(wire)
+            if name.startswith("one by one"):
+                peer._runs = None  # noqa: SLF001 - as on a connection with a gate
             ways[name] = wire, peer
-        ways["one by one"][1]._runs = None  # noqa: SLF001 - as on a connection with a gate
         clocks = {(name, count): Clock(f"{name}, {count} a read", None) for count in COUNTS for name in ways}
         gc.collect()
         gc.freeze()
+        order, chance = list(clocks.items()), random.Random(1)
         for _ in range(rounds):
-            for (name, count), clock in clocks.items():
+            # What came before leaves the caches warm, or not.
+            chance.shuffle(order)
+            for (name, count), clock in order:
                 wire, peer = ways[name]
                 frames, _ = sends(transactional=False)
                 reads = [b"".join(frames[at : at + count]) for at in range(0, WINDOW, count)]

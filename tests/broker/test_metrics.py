@@ -14,14 +14,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ternmq.broker import metrics
 from ternmq.net import exposition
+from ternmq.store.config import FlushDiskType
 from ternmq.wire.auth import Credentials
 from ternmq.wire.bodies.codec import decode
 from ternmq.wire.bodies.routes import KvTable
-from ternmq.wire.codes import RequestCode
-from ternmq.wire.requests import UpdateOffset
+from ternmq.wire.codes import RequestCode, ResponseCode
+from ternmq.wire.requests import EndTransaction, PullSysflag, SendMessage, UpdateOffset
 from ternmq.wire.requests_share import ShareAck, SharePull, SharePullReply
 from tests.auth.accounts import BILLING, BOSS, acl_in
-from tests.broker.calls import Caller, dialled
+from tests.broker.calls import FAR_MS, Caller, dialled, v2
 from tests.broker.test_web import Site, site_of
 
 MONITORING = Path(__file__).parents[2] / "examples" / "monitoring"
@@ -65,9 +66,11 @@ async def test_counts_and_lag_are_those_of_the_broker(tmp_path: Path) -> None:
     assert 0 < series["rocketmq_throughput_in_total", "orders", ""]
     assert 5 == series["rocketmq_messages_out_total", "orders", "billing"]
     assert 2 == series["rocketmq_consumer_lag_messages", "orders", "billing"]
-    assert 0 <= series["rocketmq_consumer_lag_latency", "orders", "billing"] < 60_000
-    assert 100 < series["ternmq_consumer_lag_bytes", "orders", "billing"] < series["rocketmq_storage_size", "", ""]
-    assert 0 < series["rocketmq_storage_size", "", ""]
+    assert 0 <= series["rocketmq_consumer_lag_latency_milliseconds", "orders", "billing"] < 60_000
+    assert (
+        100 < series["ternmq_consumer_lag_bytes", "orders", "billing"] < series["rocketmq_storage_size_bytes", "", ""]
+    )
+    assert 0 < series["rocketmq_storage_size_bytes", "", ""]
     assert {"ternmq_build_info", "ternmq_broker_role", "ternmq_refused_requests_total"} <= names
     assert 0 < series["process_resident_memory_bytes", "", ""]
 
@@ -85,8 +88,8 @@ async def test_the_lag_in_time_of_old_messages_is_read_from_the_disk(
             await caller.heartbeat("billing", {topic: "*"})
             await commit(caller, "billing", topic, 0)
         series, _ = await scrape(site)
-    assert 0 <= series["rocketmq_consumer_lag_latency", "bills", "billing"] < 600_000
-    assert ("rocketmq_consumer_lag_latency", "orders", "billing") not in series
+    assert 0 <= series["rocketmq_consumer_lag_latency_milliseconds", "bills", "billing"] < 600_000
+    assert ("rocketmq_consumer_lag_latency_milliseconds", "orders", "billing") not in series
     assert 2 == series["rocketmq_consumer_lag_messages", "orders", "billing"]
 
 
@@ -111,6 +114,86 @@ async def test_waits_of_requests_are_counted_in_buckets(tmp_path: Path) -> None:
     assert 61 == sum(int(count) for _, count in spans)
     told_spans = "<=0ms 0~10ms 10~50ms 50~100ms 100~200ms 200~500ms 500ms~1s 1~2s 2~3s 3~4s 4~5s 5~10s 10s~"
     assert told_spans == " ".join(span for span, _ in spans)
+
+
+Rpcs = dict[tuple[str, str, str, str], float]
+
+
+async def rpcs_of(site: Site) -> Rpcs:
+    """Request code, response code, whether it was a long poll, result → how many."""
+    _, text = await site.get("/metrics")
+    labels = ("request_code", "response_code", "is_long_polling", "result")
+    return {
+        (sample.labels[labels[0]], sample.labels[labels[1]], sample.labels[labels[2]], sample.labels[labels[3]]): (
+            sample.value
+        )
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "rocketmq_rpc_latency_milliseconds_count" and sample.labels["protocol_type"] == "remoting"
+    }
+
+
+@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+async def test_the_time_of_each_request_is_counted_by_its_codes(tmp_path: Path, flush: str) -> None:
+    """D5, T4: each once, whether it came alone or in a run, was answered at once, or when the disk had it."""
+    store = {"flush_disk_type": FlushDiskType[flush]}
+    async with site_of(tmp_path, store=store) as (running, site), dialled(running.address) as caller:
+        properties = {"UNIQ_KEY": "7F000001000018B4AAC2000000000001"}
+        await caller.sent("orders", b"0", properties=properties)
+        await asyncio.gather(*(caller.sent("orders", b"1", properties=properties) for _ in range(60)))
+        old = SendMessage(producer_group="p", topic="orders", queue_id=0)
+        assert 0 == (await caller.call(RequestCode.SEND_MESSAGE, old, b"2")).code
+        refused = ResponseCode((await caller.send("orders", b"3", queue_id=1_000)).code)
+        caller.peer.call_oneway(RequestCode.SEND_MESSAGE_V2, v2("orders", queue_id=0), b"4")
+        await caller.heartbeat("billing", {"orders": "*"})
+        assert 61 + 2 == len(await caller.arrived("orders", 61 + 2, consumer_group="billing"))
+        held: dict[str, Any] = {
+            "sysflag": PullSysflag.SUBSCRIPTION | PullSysflag.SUSPEND,
+            "suspend_timeout_ms": FAR_MS,
+            "consumer_group": "billing",
+        }
+        waiting = asyncio.create_task(caller.pull("orders", 63, **held))
+        await caller.call(75_000)
+        await caller.sent("orders", b"5")
+        await waiting
+        found = await rpcs_of(site)
+
+    plain = ("false", "success")
+    assert 62 == found["send_message_v2", "success", *plain]
+    assert 1 == found["send_message", "success", *plain]
+    assert 1 == found["send_message_v2", refused.name.lower(), *plain]
+    assert 1 == found["send_message_v2", "success", "false", "oneway"]
+    assert 1 == found["heart_beat", "success", *plain]
+    assert 1 == found["other", "request_code_not_supported", *plain]
+    assert 1 <= found["pull_message", "success", *plain]
+    assert 1 <= found["pull_message", "success", "true", "success"]
+
+
+async def test_ends_of_transactions_are_told_from_the_sends_among_which_they_came(tmp_path: Path) -> None:
+    """D5, L3: they are handled in one run, and have rows of their own."""
+    async with site_of(tmp_path) as (running, site), dialled(running.address) as caller:
+        half = {"TRAN_MSG": "true", "PGROUP": "p", "UNIQ_KEY": "7F000001000018B4AAC2000000000001"}
+        await caller.sent("orders", b"0")
+        halves = [await caller.sent("orders", b"1", properties=half, sysflag=4) for _ in range(4)]
+        ends = [
+            EndTransaction(
+                topic="orders",
+                producer_group="p",
+                queue_offset=each.queue_offset,
+                log_offset=int(each.message_id[16:], 16),
+                decision=8,
+                message_id=each.message_id,
+                transaction_id=each.transaction_id,
+            )
+            for each in halves
+        ]
+        more = [caller.send("orders", b"2", properties=half, sysflag=4) for _ in range(3)]
+        answers = await asyncio.gather(*(caller.call(RequestCode.END_TRANSACTION, end) for end in ends), *more)
+        assert {0} == {answer.code for answer in answers}
+        found = await rpcs_of(site)
+
+    assert 4 == found["end_transaction", "success", "false", "success"]
+    assert 8 == found["send_message_v2", "success", "false", "success"]
 
 
 async def test_shared_consumption_has_the_measures_that_qmqs_operators_know(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ async def test_a_broker_that_cannot_be_opened_again_says_so(tmp_path: Path, name
         raise ValueError("a part failed")
 
     async with slave(tmp_path / "one", names) as one:
-        one._exit.push_async_callback(fail)
+        one._lifetime._exit.push_async_callback(fail)
         one._must_cut(MustCut(1, 2))
         with pytest.raises(ValueError, match="a part failed"):
             async with asyncio.timeout(LONG_S):

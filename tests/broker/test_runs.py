@@ -173,7 +173,14 @@ class Fed:
             self.close()
         if self._peer is None:
             self._wire = Wire()
-            self._peer = Peer(server._routes, server.lanes, server._tasks, gate=server._gate, usage=server.usage)
+            self._peer = Peer(
+                server._routes,
+                server.lanes,
+                server._tasks,
+                gate=server._gate,
+                usage=server.usage,
+                latencies=server.latencies,
+            )
             self._peer.connection_made(self._wire)
         self._wire.written.clear()
         self._peer.data_received(data)
@@ -438,11 +445,11 @@ async def fed_with(
         waiting += found.next - first if found is not None else 0
         return found
 
-    def counted(self: SendHandlers, peer: Peer, sends: Any, first: int) -> tuple[int, bytes]:
+    def counted(self: SendHandlers, peer: Peer, sends: Any, first: int, *, arrived: float) -> tuple[int, bytes, int]:
         nonlocal taken
-        number, replies = run(self, peer, sends, first)
+        number, replies, ends = run(self, peer, sends, first, arrived=arrived)
         taken += number - first
-        return number, replies
+        return number, replies, ends
 
     async with fed(path) as one:
         replies = []

@@ -197,11 +197,11 @@ async def fed_with(
     run, feed, clock = SendHandlers.run, FrameDecoder.feed, ManualClock()
     late: list[Any] = []
 
-    def counted(self: SendHandlers, peer: Peer, sends: Any, first: int) -> tuple[int, bytes]:
+    def counted(self: SendHandlers, peer: Peer, sends: Any, first: int, *, arrived: float) -> tuple[int, bytes, int]:
         nonlocal taken
-        number, replies = run(self, peer, sends, first)
+        number, replies, ends = run(self, peer, sends, first, arrived=arrived)
         taken += number - first
-        return number, replies
+        return number, replies, ends
 
     def decoded(self: FrameDecoder, *args: Any) -> Any:
         commands = feed(self, *args)
@@ -468,11 +468,11 @@ async def test_runs_are_made_of_what_came_through_tls(tmp_path: Path) -> None:
     stored = 0
     run = SendHandlers.run
 
-    def counted(self: SendHandlers, peer: Peer, sends: Any, first: int) -> tuple[int, bytes]:
+    def counted(self: SendHandlers, peer: Peer, sends: Any, first: int, *, arrived: float) -> tuple[int, bytes, int]:
         nonlocal stored
-        number, replies = run(self, peer, sends, first)
+        number, replies, ends = run(self, peer, sends, first, arrived=arrived)
         stored += number - first
-        return number, replies
+        return number, replies, ends
 
     async with Broker(config, small_store(tmp_path / "store")) as broker, asyncio.timeout(60):
         host, _, port = broker.address.rpartition(":")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 from datetime import timedelta
 from pathlib import Path
@@ -33,6 +34,9 @@ class Source:
 
     def begin(self, store: Path, **settings: Any) -> Serving:
         return broker(self._start, store, self.names, settings)
+
+    def restore(self, kept: Path, to: Path) -> tuple[int, str]:
+        return self.tern("backup", "restore", str(kept), "--to", str(to))
 
     def tern(self, *arguments: str) -> tuple[int, str]:
         done = tern(*arguments, NAMESRV_ADDR=self.names)
@@ -137,6 +141,26 @@ async def test_a_backup_in_the_wrong_place_is_refused_with_a_sentence(source: So
         command = ("create", "broker-a", "--to") if "broker" in changed else ("verify",)
         code, text = source.tern("backup", *command, str(kept))
         assert (code > 0, sentence in text) == (True, True), (changed, text)
+
+
+async def test_what_does_not_belong_to_a_backup_is_named(source: Source) -> None:
+    """T1, bad input: a pipe would be read for ever, and so would a directory that contains itself."""
+    await sent(source.names, [b"1"])
+    kept, new = source.directory / "backup", source.directory / "new"
+    source.back_up(kept)
+    pipe, loop = kept / "config" / "a pipe", kept / "commitlog" / "again"
+    os.mkfifo(pipe)
+    code, text = source.restore(kept, new)
+    assert (1, True) == (code, f"{pipe} is not a file" in text), text
+    pipe.unlink()
+    loop.symlink_to("..")
+    code, text = source.restore(kept, new)
+    assert (1, True) == (code, "is a link to a directory that the backup has already" in text), text
+    assert not new.exists()
+    loop.unlink()
+    (kept / "notes of an operator").write_text("kept on purpose")
+    assert 0 == source.restore(kept, new)[0]
+    assert "kept on purpose" == (new / "notes of an operator").read_text()
 
 
 async def test_a_backup_that_broke_off_is_continued(source: Source) -> None:

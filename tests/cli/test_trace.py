@@ -45,6 +45,8 @@ def test_a_message_without_traces_is_a_sentence(cluster: Serving, on_cluster: Te
     assert "has no trace of message 'NOBODY'; its clients do not trace" in sentence(
         on_cluster("trace", "NOBODY", "--topic", "traces")
     )
+    missing = on_cluster("trace", "NOBODY", "--topic", "no-traces")
+    assert "no broker has the topic 'no-traces'. Clients that trace (trace=True) create it" in sentence(missing)
 
 
 def test_a_terminal_gets_a_drawing(cluster: Serving) -> None:

@@ -16,7 +16,7 @@ from tests.raft.test_group_simulation import agree, bodies, leader_of, run, unti
 
 def tables_of(node: Node) -> Tables:
     assert node.broker is not None
-    return next(part for part in node.broker._parts if isinstance(part, Tables))
+    return next(part for part in node.broker._live._parts if isinstance(part, Tables))
 
 
 def test_a_topic_that_was_deleted_while_a_member_was_away_stays_deleted() -> None:

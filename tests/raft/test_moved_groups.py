@@ -39,7 +39,7 @@ TOPIC: Final = "orders"
 
 def modes_of(node: Node) -> RequestModeTable:
     assert node.broker is not None
-    return next(part for part in node.broker._parts if isinstance(part, Popping)).modes
+    return next(part for part in node.broker._live._parts if isinstance(part, Popping)).modes
 
 
 class MovingClerk(Clerk):

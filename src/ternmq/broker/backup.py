@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -228,12 +229,7 @@ def restore(directory: Path, to: Path, tell: Callable[[int, int], None]) -> Back
     try:
         if to.exists() and any(to.iterdir()):
             raise StoreError(f"{to} is not empty; restore into a new directory, and set storePathRootDir to it")
-        found = sorted(
-            Path(parent) / name
-            for parent, _, names in os.walk(directory, followlinks=True)
-            for name in names
-            if name != NOTE
-        )
+        found = _files_in(directory)
         total, done = sum(path.stat().st_blocks * 512 for path in found), 0
         # Complete under another name first: a broker must never start with half of it.
         part = to.with_name(f"{to.name}.part")
@@ -252,6 +248,22 @@ def restore(directory: Path, to: Path, tell: Callable[[int, int], None]) -> Back
     except OSError as error:
         raise StoreError(f"cannot restore {directory} to {to}: {error.strerror}: {error.filename}") from None
     return note
+
+
+def _files_in(directory: Path) -> list[Path]:
+    """All files of a backup but its note, also behind links. Raises ``StoreError`` for what no backup has: reading a
+    named pipe would wait for ever, and so would a directory that contains itself."""
+    found, seen = [], set()
+    for parent, _, names in os.walk(directory, followlinks=True):
+        place = Path(parent).stat()
+        if (place.st_dev, place.st_ino) in seen:
+            raise StoreError(f"{parent} is a link to a directory that the backup has already; remove it")
+        seen.add((place.st_dev, place.st_ino))
+        for path in (Path(parent) / name for name in names if name != NOTE):
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise StoreError(f"{path} is not a file; it does not belong to a backup, remove it")
+            found.append(path)
+    return sorted(found)
 
 
 def _copied(path: Path, target: Path) -> Iterator[int]:

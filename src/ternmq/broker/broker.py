@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from functools import partial
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, Self
 
 from ternmq import kernels
 from ternmq.auth.access import AccessControl
@@ -29,6 +29,8 @@ from ternmq.broker.handlers.handlers import Handlers
 from ternmq.broker.handlers.promotion import PromotionHandlers
 from ternmq.broker.handlers.raft import RaftHandlers
 from ternmq.broker.hooks import ConsumptionHook, ConsumptionHooks, make_hooks
+from ternmq.broker.lifetime import Lifetime
+from ternmq.broker.live_parts import LiveParts
 from ternmq.broker.periodic import every, sample
 from ternmq.broker.ports import listen_http, listen_vip
 from ternmq.broker.promotion import Promotion
@@ -82,12 +84,6 @@ log = logging.getLogger(__name__)
 
 CLIENT_SCAN_S: Final = 10.0
 SAMPLE_S: Final = 1.0
-
-
-class _Part(Protocol):
-    """What keeps values of the settings."""
-
-    def apply(self, config: BrokerConfig, /) -> None: ...
 
 
 class Broker:
@@ -147,13 +143,11 @@ class Broker:
         self._on_progress = on_progress
         self._disk = disk
         self._files = files
-        self._exit = AsyncExitStack()
-        #: Opens the broker again when its log must be cut, at ``_cut_at``.
-        self._tasks = Tasks()
-        self._cuts = asyncio.Event()
+        self._lifetime = Lifetime(self._mount)
+        #: Where the log is to be cut when the broker opens again.
         self._cut_at: int | None = None
-        self._parts: Sequence[_Part] = ()
-        self._apply_others: Callable[[BrokerConfig], None] = _nothing
+        #: What keeps values of the settings; nothing before the broker is put together.
+        self._live = LiveParts()
         self.roles = Roles(broker_id=config.broker_id)
         self.port = config.listen_port
         self.address = ""
@@ -164,43 +158,18 @@ class Broker:
         self.group: RaftGroup | None = None
 
     async def __aenter__(self) -> Self:
-        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        await self._open()
-        self._tasks.create_task(self._reopen_when_asked(), name="broker: cut the log")
+        await self._lifetime.open()
         return self
-
-    async def _open(self) -> None:
-        async with AsyncExitStack() as stack:
-            await self._mount(stack)
-            self._exit = stack.pop_all()
-
-    async def _reopen_when_asked(self) -> None:
-        """Close all, cut the log, and open again: a slave whose master has other records (O1)."""
-        while True:
-            await self._cuts.wait()
-            self._cuts.clear()
-            try:
-                await self._exit.aclose()
-                await self._open()
-            except Exception as error:
-                # All errors: a broker that is closed and says nothing would look alive.
-                log.exception("the broker has ended: it could not be opened again: %s", error)
-                self._failure.set_exception(error)
-                return
 
     async def failed(self) -> None:
         """Wait until the broker ends by itself; raises why. It does so only if it cannot be opened again after its log
         was cut."""
-        await asyncio.shield(self._failure)
+        await self._lifetime.failed()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._tasks.close()
-        if self._failure.done():
-            # Its text is in the log.
-            self._failure.exception()
-        await self._exit.__aexit__(kind, error, trace)
+        await self._lifetime.close(kind, error, trace)
         log.info("broker %s stopped", self.config.broker_name)
 
     async def _mount(self, stack: AsyncExitStack) -> None:
@@ -228,7 +197,7 @@ class Broker:
                 caller=caller,
                 is_guarded=is_guarded,
                 part_directories=[self._store_config.store_path_root_dir / SCHEDULE_DIRECTORY],
-                on_exchange=self._cuts.set,
+                on_exchange=self._lifetime.reopen,
             )
             raft_port = group.bind()
             stack.callback(raft_port.close)
@@ -362,7 +331,7 @@ class Broker:
             roles = self.roles = Roles(
                 broker_id=broker_id,
                 folded=lambda: replicating.folded(NotMaster("this broker becomes the master")),
-                announce=self._announce(registration),
+                announce=registration.announce,
             )
             promotion = Promotion(
                 roles=roles,
@@ -476,8 +445,9 @@ class Broker:
         server: Server = await stack.enter_async_context(
             Server.running(routes, lanes, limits=config, gate=control.gate, tls=control.tls, on_close=connection_closed)
         )
-        self._parts = (*services.parts, *handlers.parts, tables)
-        self._apply_others = partial(self._hand_over, lanes, server, registration)
+        self._live = LiveParts(
+            (*services.parts, *handlers.parts, tables), lanes=lanes, usage=server.usage, registration=registration
+        )
         # Before connections close: senders that wait for the disk still get an answer.
         stack.callback(store.flush_now)
         await stack.enter_async_context(tasks)
@@ -590,30 +560,12 @@ class Broker:
             if getattr(config, name) != getattr(self.config, name):
                 raise RestartNeeded(f"cannot change {rocketmq_name(name)} while the broker runs; restart it")
         self.config = config
-        for part in self._parts:
-            part.apply(config)
-        self._apply_others(config)
+        self._live.apply(config)
 
     def _apply(self, store: MessageStore, config: BrokerConfig, store_config: StoreConfig) -> None:
         self.apply(config)
         self._store_config = store_config
         store.retention.apply(store_config)
-
-    def _hand_over(self, lanes: Lanes, server: Server, registration: Registration, config: BrokerConfig) -> None:
-        """To parts that know nothing of a broker's settings."""
-        lanes.apply(flow.lanes(config))
-        server.usage.apply(config)
-        registration.apply(
-            period_ms=config.register_name_server_period, timeout_ms=config.register_broker_timeout_mills
-        )
-        registration.identity_changed()
-
-    def _announce(self, registration: Registration) -> Callable[[], Awaitable[None]]:
-        async def announce() -> None:
-            registration.identity_changed()
-            await registration.published()
-
-        return announce
 
     def _identity(self) -> Identity:
         """What name servers know of this broker, in its present role."""
@@ -630,7 +582,7 @@ class Broker:
 
     def _must_cut(self, cut: MustCut) -> None:
         self._cut_at = cut.log_offset
-        self._cuts.set()
+        self._lifetime.reopen()
 
     def _registration(
         self,
@@ -660,7 +612,3 @@ def _at_once(call: Callable[[], None]) -> Callable[[], Awaitable[None]]:
         call()
 
     return make
-
-
-def _nothing(_config: BrokerConfig) -> None:
-    """Before the broker is put together, nothing keeps its settings."""

@@ -148,7 +148,9 @@ class BrokerMetrics:
         reading.gauge("rocketmq_consumer_lag_messages", "Messages behind the committed offset.", labels)
         async for lag in reading.slices(lags):
             reading.row(_of_group(lag.topic, lag.group), lag.messages)
-        reading.gauge("rocketmq_consumer_lag_latency", "Age in ms of the oldest message not consumed.", labels)
+        reading.gauge(
+            "rocketmq_consumer_lag_latency_milliseconds", "Age in ms of the oldest message not consumed.", labels
+        )
         async for lag in reading.slices(lags):
             if not lag.messages or lag.stored_ms >= 0:
                 age_ms = max(now_ms - lag.stored_ms, 0) if lag.messages else 0
@@ -217,13 +219,14 @@ class BrokerMetrics:
         reading.gauge("ternmq_connections", "Open connections of clients and other servers.")
         reading.row((), len(server.peers))
         reading.lanes(server.lanes)
+        reading.rpcs(server.latencies)
 
     def _read_store(self, reading: Exposition) -> None:
         store = self._store
         labels = ("storage_type", "storage_medium")
         behind = store.written - store.flushed.value
         for name, what, value in (
-            ("rocketmq_storage_size", "Bytes of the log.", store.written - store.min_log_offset),
+            ("rocketmq_storage_size_bytes", "Bytes of the log.", store.written - store.min_log_offset),
             ("rocketmq_storage_flush_behind_bytes", "Bytes that are not on the disk yet.", behind),
             ("rocketmq_storage_dispatch_behind_bytes", "Bytes not in queues yet.", store.written - store.dispatched),
         ):

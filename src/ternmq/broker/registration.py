@@ -156,6 +156,11 @@ class Registration:
         """The name servers of the moment."""
         return tuple(link.address for link in self._links)
 
+    async def announce(self) -> None:
+        """Tell all name servers what this broker is now; returns as ``published``."""
+        self.identity_changed()
+        await self.published()
+
     async def published(self) -> None:
         """Wait until the name servers that answer know all topics of this moment; not for long, if one is slow."""
         with contextlib.suppress(TimeoutError):

@@ -18,11 +18,11 @@ import dataclasses
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
 
+from ternmq.broker.master_term import MasterTerm
 from ternmq.broker.roles import Term
 from ternmq.broker.tables.filters import Filters
 from ternmq.broker.tables.groups import Groups
@@ -47,8 +47,6 @@ from ternmq.replication.returning import Returning
 from ternmq.replication.session import FOLD_S, MustCut
 from ternmq.replication.slave import Slave, SlaveState
 from ternmq.store.disk.base import Disk
-from ternmq.store.durable.safety import Level
-from ternmq.store.durable.watermark import Watermark
 from ternmq.store.store import MessageStore
 from ternmq.tasks import Tasks
 from ternmq.wire.bodies.clients import RequestModes as RequestModesBody
@@ -58,7 +56,7 @@ from ternmq.wire.bodies.groups import GroupTable
 from ternmq.wire.bodies.replication import BrokerStatus, EpochCache, EpochEntry, FollowedMaster, SlaveLine
 from ternmq.wire.bodies.stats import ConsumerOffsets, DelayOffsets, HaClient, HaConnection, HaStatus
 from ternmq.wire.bodies.topics import TopicTable
-from ternmq.wire.codes import RequestCode, ResponseCode
+from ternmq.wire.codes import RequestCode
 from ternmq.wire.requests_admin import RegisterBrokerReply
 
 log = logging.getLogger(__name__)
@@ -68,10 +66,6 @@ FindTopics = Callable[[dict[str, int]], None]
 
 #: How often a slave that does not follow asks name servers for its master.
 _ASK_S: Final = 5.0
-#: How often a master tries to open its port for slaves.
-_PORT_S: Final = 1.0
-#: A watermark that is behind nothing: the level only checks.
-_EVERYWHERE: Final = 1 << 62
 
 
 def bind_port(config: ReplicationConfig, host: str, listen_port: int, own_port: int) -> Bound | None:
@@ -328,10 +322,10 @@ class Replicating:
 
     # --- Master -----------------------------------------------------------------------------------------------------
 
-    def begin(self, _term: Term) -> _MasterTerm:
+    def begin(self, _term: Term) -> MasterTerm:
         """What serves slaves in this term (``roles.RunnerFactory``)."""
         self.master = self._new_master()
-        return _MasterTerm(self, self.master, self._store)
+        return MasterTerm(self, self.master, self._store)
 
     def _new_master(self) -> Master:
         store = self._store
@@ -520,88 +514,3 @@ class Replicating:
             return self._told.master_address
         master = self.slave.master if self.slave is not None else None
         return master.address if master is not None else None
-
-
-class _MasterTerm:
-    """One time as master: slaves fetch the log, and sends wait for them if they are to (``roles.Runner``)."""
-
-    def __init__(self, replicating: Replicating, master: Master, store: MessageStore) -> None:
-        self._replicating = replicating
-        self._master = master
-        self._safety = store.safety
-        self._level = self._make_level()
-        if self._level is not None:
-            self._safety.add(self._level)
-
-    def _make_level(self) -> Level | None:
-        """The slaves as a level of safety; None if nothing depends on them."""
-        config, replicas = self._master.config, self._master.replicas
-        checks = config.min_in_sync_replicas > 1 or config.slave_waiting_max
-        check_write = partial(self._check_write, replicas, config.slave_waiting_max) if checks else None
-        room = partial(self._room, config.slave_waiting_max) if config.slave_waiting_max else None
-        if config.broker_role is BrokerRole.SYNC_MASTER and config.waited_slaves:
-            return Level(
-                replicas.replicated,
-                config.slave_timeout,
-                ResponseCode.FLUSH_SLAVE_TIMEOUT,
-                check_write=check_write,
-                room=room,
-                check_wait=self._check_wait,
-            )
-        if check_write is not None:
-            return Level(
-                Watermark(_EVERYWHERE),
-                0,
-                ResponseCode.FLUSH_SLAVE_TIMEOUT,
-                is_awaited=False,
-                check_write=check_write,
-                room=room,
-            )
-        return None
-
-    def _room(self, waiting_max: int) -> int:
-        return waiting_max - self._safety.waiting
-
-    def _check_write(self, replicas: Replicas, waiting_max: int) -> None:
-        replicas.check_write()
-        if waiting_max and self._safety.waiting >= waiting_max:
-            raise ServiceNotAvailable(
-                f"{self._safety.waiting} messages wait for slaves (slaveWaitingMax); messages are refused until a "
-                "slave has caught up"
-            )
-
-    def _check_wait(self, end_offset: int) -> int:
-        # A sender waits: its record is sent in this turn.
-        self._master.wake()
-        return self._master.replicas.check_wait(end_offset)
-
-    async def run(self) -> None:
-        bound = await self._port()
-        if bound is None:
-            return
-        async with self._master:
-            await self._master.accept(bound)
-            await self._master.look()
-
-    async def _port(self) -> Bound | None:
-        """The port for slaves, as soon as no other program has it: a slave did not hold it before its promotion."""
-        is_told = False
-        while True:
-            try:
-                return self._replicating.take_port()
-            except (NetworkError, ConfigError) as error:
-                if not is_told:
-                    is_told = True
-                    log.error(
-                        "slaves cannot fetch the log: %s; trying again every %g s. End the program that has the port, "
-                        "or restart this broker with another haListenPort",
-                        error,
-                        _PORT_S,
-                    )
-            await asyncio.sleep(_PORT_S)
-
-    def stop(self, _reason: TernError) -> None:
-        if self._level is not None:
-            self._safety.remove(self._level)
-            self._level = None
-        self._replicating.master = None

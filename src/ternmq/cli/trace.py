@@ -15,7 +15,7 @@ from ternmq.cli.running import run
 from ternmq.cli.times import format_ms, parse_time
 from ternmq.cli.trace_lines import timeline
 from ternmq.env import SystemClock
-from ternmq.errors import NotFound
+from ternmq.errors import NotFound, RouteMissing
 from ternmq.names import TRACE_TOPIC
 
 if TYPE_CHECKING:
@@ -52,7 +52,13 @@ def trace(
 
     async def work() -> list[TraceStep]:
         async with Admin(name_servers) as admin:
-            return await admin.traces.path(message_id, topic=topic, begin=begin_ms, end=end_ms)
+            try:
+                return await admin.traces.path(message_id, topic=topic, begin=begin_ms, end=end_ms)
+            except RouteMissing:
+                raise NotFound(
+                    f"there are no traces: no broker has the topic {topic!r}. Clients that trace (trace=True) create "
+                    "it where autoCreateTopicEnable is on; else set traceTopicEnable=true on a broker"
+                ) from None
 
     steps = run(work())
     if not steps:

@@ -71,4 +71,5 @@ class NameServerWeb:
         reading.gauge("ternmq_connections", "Open connections of brokers and clients.")
         reading.row((), len(self._server.peers))
         reading.lanes(self._server.lanes)
+        reading.rpcs(self._server.latencies)
         return reading

@@ -11,16 +11,14 @@ else (the page of a proxy, say), the last addresses stay in use. That is logged 
 from __future__ import annotations
 
 import asyncio
-import http.client
 import logging
-import urllib.error
-import urllib.request
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
 
-from ternmq.env import SystemClock
 from ternmq.errors import ConfigError, NameServersUnreachable, NetworkError
+from ternmq.net import timed_get
 from ternmq.net.endpoint import split_address
 from ternmq.rare_log import one_line
 
@@ -145,41 +143,17 @@ class AddressServer:
         if self._fetching is None:
             loop = asyncio.get_running_loop()
             # In a thread: urllib follows redirects and knows TLS and proxies, and it blocks.
-            self._fetching = loop.run_in_executor(None, _get, self.url, self._timeout_ms)
+            get = partial(timed_get.get, self.url, timeout_ms=self._timeout_ms, bytes_max=_BYTES_MAX)
+            self._fetching = loop.run_in_executor(None, get)
             self._fetching.add_done_callback(self._fetched)
         try:
             async with asyncio.timeout(self._timeout_ms / 1000):
                 return await asyncio.shield(self._fetching)
         except TimeoutError:
-            # The thread has no limit for all of it: names to look up, redirects, a head that comes byte by byte.
+            # The thread has the same limit, but may wait for its turn, or for the resolver.
             raise NetworkError(f"no complete answer within {self._timeout_ms} ms", address=self.url) from None
 
     def _fetched(self, fetching: asyncio.Future[bytes]) -> None:
         self._fetching = None
         if not fetching.cancelled():
             fetching.exception()  # seen, also if all callers are gone
-
-
-def _get(url: str, timeout_ms: int) -> bytes:
-    clock = SystemClock()
-    deadline = clock.monotonic() + timeout_ms / 1000
-    body = b""
-    try:
-        with urllib.request.urlopen(url, timeout=timeout_ms / 1000) as response:  # noqa: S310 - host_of has checked it
-            while len(body) <= _BYTES_MAX:
-                part = response.read1(_BYTES_MAX + 1 - len(body))
-                if not part:
-                    return body
-                body += part
-                # The time limit of the socket counts from each byte on.
-                if clock.monotonic() > deadline:
-                    raise NetworkError(f"no complete answer within {timeout_ms} ms", address=url)
-    except urllib.error.HTTPError as error:
-        raise NetworkError(f"the answer has the HTTP status {error.code}", address=url) from None
-    except NetworkError:
-        raise
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", None) or error
-        text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
-        raise NetworkError(one_line(text.lower() if text.isascii() else text), address=url) from None
-    raise NetworkError(f"the answer has more than {_BYTES_MAX} bytes", address=url)

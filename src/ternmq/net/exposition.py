@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 from ternmq.env import Clock
 from ternmq.net.lanes import Lanes
 from ternmq.net.latency import Latency
+from ternmq.net.rpc_latency import RpcEnd, RpcLatencies
 from ternmq.tasks import Tasks
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
@@ -89,6 +90,17 @@ class Exposition(Collector):
         )
         for name, lane in lanes.by_name.items():
             self.row((name,), lane.waits)
+
+    def rpcs(self, latencies: RpcLatencies) -> None:
+        """How long requests take, by request and response code."""
+        self.histogram(
+            "rocketmq_rpc_latency_milliseconds",
+            "Milliseconds from the arrival of a request to its reply.",
+            ("protocol_type", "request_code", "response_code", "is_long_polling", "result"),
+        )
+        for request, response, end, latency in latencies.rows():
+            is_held, result = "true" if end is RpcEnd.HELD else "false", "oneway" if end is RpcEnd.ONEWAY else "success"
+            self.row(("remoting", request, response, is_held, result), latency)
 
     async def slices(self, rows: Iterable[T]) -> AsyncIterator[T]:
         for row in rows:

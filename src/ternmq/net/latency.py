@@ -1,7 +1,7 @@
 """How long something took, as counts in buckets (D5, T4). Pure.
 
-The bounds are those of RocketMQ 5's ``rocketmq_rpc_latency`` and of the distribution of puts that RocketMQ's runtime
-table has, together, so that both can be told from the same counts.
+The bounds are those of RocketMQ 5's ``rocketmq_rpc_latency_milliseconds`` and of the distribution of puts that
+RocketMQ's runtime table has, together, so that both can be told from the same counts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Latency:
 
     def add(self, seconds: float, count: int = 1) -> None:
         """So many took so long."""
-        self.counts[bisect_left(_BOUNDS_S, seconds)] += count
+        self.counts[bisect_left(_BOUNDS_S, seconds) if seconds > FIRST_S else 0] += count
         self.sum_s += seconds * count
         if seconds > self.max_s:
             self.max_s = seconds

@@ -35,7 +35,9 @@ from ternmq.errors import (
 )
 from ternmq.net.gate import Gate, Rights, Rule
 from ternmq.net.lanes import Lanes
+from ternmq.net.latency import Latency
 from ternmq.net.limits import OUTGOING, Usage
+from ternmq.net.rpc_latency import RpcEnd, RpcLatencies, end_of
 from ternmq.net.runs import RunHandler, RunWorker
 from ternmq.net.stream import IDLE_S, Stream
 from ternmq.net.stream import format_address as format_address  # for all that name a peer
@@ -114,10 +116,12 @@ class Peer(Stream):
         gate: Gate | None = None,
         credentials: Credentials | None = None,
         usage: Usage | None = None,
+        latencies: RpcLatencies | None = None,
         calls_max: int = CALLS_MAX,
         idle_s: float = IDLE_S,
     ) -> None:
-        """``usage`` is what the connections of one server share; a connection of ours has one of its own.
+        """``usage`` is what the connections of one server share; a connection of ours has one of its own. So are
+        ``latencies``, which a connection of ours does not count.
 
         Without a ``gate``, every request is admitted. Calls of ours are signed with ``credentials``.
         """
@@ -129,6 +133,12 @@ class Peer(Stream):
         self._on_close = on_close
         self._gate = gate
         self._credentials = credentials
+        self.latencies = latencies
+        #: Requests of one code that were answered in this turn, and are not noted yet.
+        self._tallied = 0
+        self._tallied_code = -1
+        self._tallied_row = Latency()
+        self._tallied_arrived = 0.0
         #: What the gate knows of the other side (``gate.CallingPeer``).
         self.access: Rights | None = None
         self.proved = ""
@@ -300,6 +310,7 @@ class Peer(Stream):
         cannot be sent becomes one that says why.
         """
         if request.flag & FLAG_ONEWAY or self._transport is None:
+            self._note(request, reply)
             return
         if self._is_full:
             self._reply_while_full(request, reply)
@@ -309,7 +320,14 @@ class Peer(Stream):
             self._loop.call_soon(self._flush)
         if isinstance(reply, bytes):
             out.append(reply)
+            if request.code == self._tallied_code:
+                if not self._tallied:
+                    self._tallied_arrived = request.arrived
+                self._tallied += 1
+            elif self.latencies is not None:
+                self._tally(request, self.latencies)
             return
+        self._note(request, reply)
         buffers = self._encoded(request, reply)
         out += buffers
         if len(buffers) > 1:
@@ -318,8 +336,35 @@ class Peer(Stream):
                 # Not at the end of the turn: whether the other side reads must be known before much more is gathered.
                 self._flush()
 
+    def _note(self, request: Request[Any], reply: Reply | bytes) -> None:
+        if self.latencies is not None:
+            answer = ResponseCode.SUCCESS if isinstance(reply, bytes) else reply.code
+            self.latencies.note(request.code, answer, end_of(request), request.arrived)
+
+    def _tally(self, request: Request[Any], latencies: RpcLatencies) -> None:
+        """A request is answered with success, and others of its code will be: from now on, all of one turn are noted
+        together, when their replies are written. They came with one read, as a rule; else the oldest counts for all."""
+        self._note_tallied()
+        self._tallied_code = request.code
+        self._tallied_row = latencies.row(request.code, ResponseCode.SUCCESS, RpcEnd.ANSWERED)
+        self._tallied_arrived = request.arrived
+        self._tallied = 1
+
+    def _note_tallied(self) -> None:
+        count = self._tallied
+        if count:
+            assert self.latencies is not None, "without it, none are tallied"
+            self._tallied_row.add(self.latencies.time() - self._tallied_arrived, count)
+            self._tallied = 0
+
+    def _flush(self) -> None:
+        if self._tallied:
+            self._note_tallied()
+        super()._flush()
+
     def reply_all(self, replies: bytes) -> None:
-        """Answer several requests, with whole frames, while the other side reads (``is_full``)."""
+        """Answer several requests, with whole frames, while the other side reads (``is_full``). The caller notes how
+        long they took (``latencies``)."""
         if self._transport is not None:
             self._write([replies])
 
@@ -338,6 +383,7 @@ class Peer(Stream):
 
     def _reply_while_full(self, request: Request[Any], reply: Reply | bytes) -> None:
         """Add a reply to others that the other side does not read, within the limits, and read no more requests."""
+        self._note(request, reply)
         buffers: list[Buffer] = [reply] if isinstance(reply, bytes) else self._encoded(request, reply)
         size = sum(map(len, buffers))
         if size > SMALL_REPLY_BYTES and not self._has_room(size):
@@ -379,6 +425,8 @@ class Peer(Stream):
                 self.reply(request, result)  # type: ignore[arg-type]  # as just tested
             elif result is not None:
                 self._start(request, result)  # type: ignore[arg-type]  # Reply was ruled out
+            elif request.flag & FLAG_ONEWAY and self.latencies is not None:
+                self.latencies.note(request.code, ResponseCode.SUCCESS, RpcEnd.ONEWAY, request.arrived)
         except Exception as error:
             self.fail(request, error)
 
@@ -452,6 +500,7 @@ class Peer(Stream):
             self._usage.keeps(self, decoder.kept_bytes, is_new=bool(commands))
         lanes, routes = self._lanes, self._routes
         by_name = lanes.by_name
+        arrived = self.latencies.time() if self.latencies is not None else 0.0
         in_runs = responses = 0
         for command in commands:
             if isinstance(command, Response):
@@ -462,8 +511,10 @@ class Peer(Stream):
                 continue
             if not isinstance(command, Request):
                 assert runs is not None, "runs are only made where there is one to take them"
+                runs.arrived = arrived
                 in_runs = self._submit_run(runs, command, now, in_runs)
                 continue
+            command.arrived = arrived
             route = routes.get(command.code)
             if route is None:
                 remark = f" request type {command.code} not supported"
@@ -491,6 +542,7 @@ class Peer(Stream):
             return in_runs + count - 1
         for number in range(count):
             request = request_in(sends, number)
+            request.arrived = runs.arrived
             lanes.submit(lane, self, request, now, request.frame_bytes)
         return in_runs
 

@@ -18,16 +18,25 @@ that has room for all its requests; so a lane never has more requests than its b
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ternmq.net.gate import Gate
 from ternmq.net.lanes import SLOW_REQUESTS, Lane, Lanes
-from ternmq.wire.frame import RUN_MISSES_MAX, request_in
+from ternmq.net.latency import Latency
+from ternmq.net.rpc_latency import RpcEnd, RpcLatencies
+from ternmq.wire.codes import RequestCode, ResponseCode
+from ternmq.wire.frame import RUN_CODES, RUN_MISSES_MAX, request_in
+from ternmq.wire.header import Request
 from ternmq.wire.record import HOST_V4_BYTES
 
 if TYPE_CHECKING:
     from ternmq._native import Sends
     from ternmq.net.peer import Peer
+
+#: How the headers of nearly all requests in a run begin, behind two lengths: as many bytes as tell the codes apart.
+_START_AT: Final = 8
+_START_BYTES: Final = len('{"code":31')
+_CODES: Final = {(b'{"code":%d' % code)[:_START_BYTES]: code.value for code in RUN_CODES}
 
 
 class RunHandler(Protocol):
@@ -37,16 +46,19 @@ class RunHandler(Protocol):
         """Whether it is worth to make runs now: nothing that concerns all sends makes each of them special."""
         ...
 
-    def run(self, peer: Peer, sends: Sends, first: int, /) -> tuple[int, bytes]:
-        """Handle requests from number ``first`` on, one part of them: the number of the first that was not, and the
-        replies as frames that do not follow later. It is called again until it handles none."""
+    def run(self, peer: Peer, sends: Sends, first: int, /, *, arrived: float) -> tuple[int, bytes, int]:
+        """Handle requests from number ``first`` on, one part of them: the number of the first that was not, the replies
+        as frames that do not follow later, and how many of them are to ends of transactions. It is called again until
+        it handles none.
+
+        ``arrived`` is when they were read, for replies that follow later."""
         ...
 
 
 class RunWorker:
     """The runs of one connection (``lanes.Worker``)."""
 
-    __slots__ = ("_gate", "_handler", "_lanes", "_peer", "lane")
+    __slots__ = ("_gate", "_handler", "_lanes", "_peer", "_row", "arrived", "lane")
 
     def __init__(self, peer: Peer, handler: RunHandler, lanes: Lanes, lane: Lane, gate: Gate | None) -> None:
         self._peer = peer
@@ -54,6 +66,10 @@ class RunWorker:
         self._gate = gate
         self._handler = handler
         self.lane = lane
+        #: When the runs that wait were read. They are all of one read: none is made while another waits.
+        self.arrived = 0.0
+        #: Where sends of this connection are counted.
+        self._row: Latency | None = None
 
     def can_start(self) -> bool:
         """Whether runs can be made of what was read.
@@ -76,11 +92,11 @@ class RunWorker:
                     if number == count:
                         return
                 tries -= number == first
-            peer.run(request_in(sends, number))
+            peer.run(self._request(sends, number))
             number += 1
             alone += 1
             if not alone % SLOW_REQUESTS and self._lanes.is_over():
-                self._lanes.give_back(self.lane, peer, [request_in(sends, left) for left in range(number, count)])
+                self._lanes.give_back(self.lane, peer, [self._request(sends, left) for left in range(number, count)])
                 return
 
     def _run_parts(self, sends: Sends, number: int) -> int:
@@ -92,14 +108,16 @@ class RunWorker:
         while number < count and not peer.is_full:
             first = number
             try:
-                number, replies = handler.run(peer, sends, first)
+                number, replies, ends = handler.run(peer, sends, first, arrived=self.arrived)
             except Exception as error:
                 # Which of them are stored is not known.
                 for left in range(first, count):
-                    peer.fail(request_in(sends, left), error)
+                    peer.fail(self._request(sends, left), error)
                 return count
             if replies:
                 peer.reply_all(replies)
+                if peer.latencies is not None:
+                    self._note(peer.latencies, sends, first, number - first - ends, ends)
             if number == first:
                 break
         return number
@@ -117,8 +135,35 @@ class RunWorker:
     def refuse(self, sends: Sends, reason: str) -> None:
         """Answer each request that there is too much to do."""
         for number in range(sends.count):
-            self._peer.refuse(request_in(sends, number), reason)
+            self._peer.refuse(self._request(sends, number), reason)
 
     def flush(self) -> None:
         """Write what was answered now."""
         self._peer.flush()
+
+    def _note(self, latencies: RpcLatencies, sends: Sends, first: int, plain: int, ends: int) -> None:
+        """So many requests of a run are answered, with success. A client sends all its messages with one code, so that
+        is looked up once; should it have two, they count as one."""
+        if ends:
+            latencies.note(RequestCode.END_TRANSACTION, ResponseCode.SUCCESS, RpcEnd.ANSWERED, self.arrived, ends)
+        if not plain:
+            return
+        row = self._row
+        if row is None:
+            # Behind ends of transactions, perhaps.
+            codes = (code_of(sends, number) for number in range(first, first + plain + ends))
+            code = next(code for code in codes if code != RequestCode.END_TRANSACTION)
+            row = self._row = latencies.row(code, ResponseCode.SUCCESS, RpcEnd.ANSWERED)
+        row.add(latencies.time() - self.arrived, plain)
+
+    def _request(self, sends: Sends, number: int) -> Request[Any]:
+        request = request_in(sends, number)
+        request.arrived = self.arrived
+        return request
+
+
+def code_of(sends: Sends, number: int) -> int:
+    """The code of one request of a run."""
+    at = sends.frame(number)[0] + _START_AT
+    code = _CODES.get(sends.data[at : at + _START_BYTES])
+    return code if code is not None else request_in(sends, number).code

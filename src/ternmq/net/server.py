@@ -19,6 +19,7 @@ from ternmq.net.gate import Gate
 from ternmq.net.lanes import LaneConfig, Lanes
 from ternmq.net.limits import Limits, Usage
 from ternmq.net.peer import Peer, RouteTable
+from ternmq.net.rpc_latency import RpcLatencies
 from ternmq.net.tls import LiveTls
 from ternmq.tasks import Tasks
 
@@ -41,6 +42,7 @@ class Server:
         self._routes = routes
         self.lanes = lanes
         self.usage = Usage(limits)
+        self.latencies = RpcLatencies()
         self._gate = gate
         self._tls = tls
         self._tasks = tasks
@@ -110,6 +112,7 @@ class Server:
                 on_close=self._closed,
                 gate=self._gate,
                 usage=self.usage,
+                latencies=self.latencies,
             )
 
         port = bound.getsockname()[1]

@@ -79,6 +79,8 @@ class Request(
         "serial": " serial",
         "fault": " fault",
         "frame_bytes": " frame bytes",
+        "arrived": " arrived",
+        "is_held": " is held",
     },
     gc=False,
 ):
@@ -101,6 +103,9 @@ class Request(
     fault: str | None = None
     #: Bytes of the whole frame, which a waiting request keeps in memory.
     frame_bytes: int = 0
+    #: When it was read, where that is measured (``net.rpc_latency``), and whether it has waited for messages since.
+    arrived: float = 0.0
+    is_held: bool = False
 
     @property
     def fields(self) -> ExtT:

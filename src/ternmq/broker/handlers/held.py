@@ -31,6 +31,7 @@ class HeldRequest:
     def __init__(
         self, peer: Peer, request: Request[Any], again: Again, *, polls: Polls, lanes: Lanes, lane: Lane
     ) -> None:
+        request.is_held = True
         self.peer = peer
         self.request = request
         self.poll: Poll | None = None

@@ -17,6 +17,8 @@ from ternmq.kernels import HAS_NATIVE, native
 from ternmq.message import Property
 from ternmq.net.gate import Action, Rule, check_record
 from ternmq.net.peer import Peer, Route
+from ternmq.net.rpc_latency import RpcEnd
+from ternmq.net.runs import code_of
 from ternmq.transaction.runs import TransactionForms
 from ternmq.wire import properties as props
 from ternmq.wire.codes import FLAG_ONEWAY, JSON, RequestCode, ResponseCode
@@ -135,12 +137,16 @@ class SendHandlers:
         """Whether runs of sends can be taken now (``runs.RunHandler``)."""
         return self._replies.forms is not None and self._sending.takes_runs()
 
-    def run(self, peer: Peer, sends: Sends, first: int) -> tuple[int, bytes]:
+    def run(self, peer: Peer, sends: Sends, first: int, *, arrived: float) -> tuple[int, bytes, int]:
         """Store sends of one read, as far as they are plain (``runs.RunHandler``)."""
         forms = self._replies.forms
         if forms is None:
-            return first, b""
-        return self._sending.send_run(peer, sends, first, forms, partial(_HeldReplies, peer))
+            return first, b"", 0
+
+        def held(replies: bytes, ends: bytes) -> _HeldReplies:
+            return _HeldReplies(peer, replies, ends, code=code_of(sends, first), arrived=arrived)
+
+        return self._sending.send_run(peer, sends, first, forms, held)
 
     def send_back(self, peer: Peer, request: Request[SendBack]) -> Reply | Awaitable[Reply]:
         """Store a copy of a record for a later attempt (H1), now or when the disk has brought it."""
@@ -180,10 +186,12 @@ class _HeldReplies:
     They are prepared for that, and hold all that another answer needs: nothing else is kept of the requests.
     """
 
-    __slots__ = ("_frames", "_peer", "_replies", "ends")
+    __slots__ = ("_arrived", "_code", "_frames", "_peer", "_replies", "ends")
 
-    def __init__(self, peer: Peer, replies: bytes, ends: bytes) -> None:
+    def __init__(self, peer: Peer, replies: bytes, ends: bytes, *, code: int, arrived: float) -> None:
         self._peer = peer
+        self._code = code
+        self._arrived = arrived
         self._replies = replies
         #: The reply to each, once they are needed one by one.
         self._frames: list[bytes] = []
@@ -192,6 +200,9 @@ class _HeldReplies:
     def all_safe(self) -> None:
         if not self._peer.is_full:
             self._peer.reply_all(self._replies)
+            if self._peer.latencies is not None:
+                count = len(self.ends)
+                self._peer.latencies.note(self._code, ResponseCode.SUCCESS, RpcEnd.ANSWERED, self._arrived, count)
             return
         # What is added to replies that are not read is counted one by one.
         for number in range(len(self.ends)):
@@ -202,7 +213,7 @@ class _HeldReplies:
             self._frames = [*_frames_in(self._replies)]
         [response] = FrameDecoder().feed(self._frames[number])
         assert isinstance(response, Response), "it is a reply"
-        request = Request[Any](RequestCode.SEND_MESSAGE_V2, response.opaque)
+        request = Request[Any](self._code, response.opaque, arrived=self._arrived)
         if code == ResponseCode.SUCCESS:
             self._peer.reply(request, self._frames[number])
         else:

@@ -257,19 +257,20 @@ class Sending:
 
     def send_run(
         self, origin: Origin, sends: Sends, first: int, forms: RunForms, held: HoldReplies
-    ) -> tuple[int, bytes]:
+    ) -> tuple[int, bytes, int]:
         """Store sends of one read from number ``first`` on, as far as they take the short way of ``send`` and are of
         one kind: plain ones, those with a delivery time that is plain, too, or halves of transactions. Commits among
         these are carried out.
 
-        The number of the first that is not stored, and the replies to all others, made by ``forms``. Where senders
-        wait, these go to ``held`` instead, and to the senders later. What raises in ``send`` is never stored here.
+        The number of the first that is not stored, the replies to all others, made by ``forms``, and how many of them
+        are ends of transactions. Where senders wait, replies go to ``held`` instead, and to the senders later. What
+        raises in ``send`` is never stored here.
         """
         if sends.is_transactional(first):
             return self._store_transactional(origin, sends, first, forms.transactional)
-        number, replies = self._store_plain(origin, sends, first, forms.plain, held)
-        if number > first:
-            return number, replies
+        placed = self._store_plain(origin, sends, first, forms.plain, held)
+        if placed[0] > first:
+            return placed
         return self._store_timed(origin, sends, first, forms.timed)
 
     def _is_plain(self, topic: str, queue_id: int) -> bool:
@@ -277,53 +278,55 @@ class Sending:
 
     def _store_plain(
         self, origin: Origin, sends: Sends, first: int, form: ReplyForm, held: HoldReplies
-    ) -> tuple[int, bytes]:
+    ) -> tuple[int, bytes, int]:
         """``send_run`` for those without a delivery time that come first."""
         safety = self._safety
         terms = self._waiting_terms if safety.is_awaited and not safety.is_required else self._run_terms
         room = self._intake.run_room()
         if terms is None or not room:
-            return first, b""
+            return first, b"", 0
         placed = self._intake.store_run(
             sends, first, self._is_plain, count_max=room, terms=terms, form=form, born_host=origin.host
         )
         if placed is None:
-            return first, b""
+            return first, b"", 0
         for queue, entries, _, body_bytes, _ in placed.parts:
             count = len(entries) // ENTRY_BYTES
             self._count(queue.topic, count, body_bytes, calls=count)
         if placed.ends and safety.is_awaited:
             self._intake.when_all_safe(held(placed.replies, placed.ends))
-            return placed.next, b""
-        return placed.next, placed.replies
+            return placed.next, b"", 0
+        return placed.next, placed.replies, 0
 
-    def _store_timed(self, origin: Origin, sends: Sends, first: int, form: ReplyForm) -> tuple[int, bytes]:
+    def _store_timed(self, origin: Origin, sends: Sends, first: int, form: ReplyForm) -> tuple[int, bytes, int]:
         """``send_run`` for those with a delivery time that come first."""
         terms, runs, safety = self._timed_terms, self._timed_runs, self._safety
         if terms is None or runs is None or safety.is_guarded or safety.is_awaited:
-            return first, b""
+            return first, b"", 0
         placed = runs.store(sends, first, self._is_plain, terms=terms, form=form, born_host=origin.host)
         if placed is None:
-            return first, b""
+            return first, b"", 0
         for topic, count, body_bytes in placed.sent:
             self._count(topic, count, body_bytes, calls=count)
-        return placed.next, placed.replies
+        return placed.next, placed.replies, 0
 
     def _store_transactional(
         self, origin: Origin, sends: Sends, first: int, forms: TransactionForms
-    ) -> tuple[int, bytes]:
+    ) -> tuple[int, bytes, int]:
         """``send_run`` for halves and commits that come first."""
         terms, safety = self._transaction_terms, self._safety
         if terms is None or safety.is_guarded or safety.is_awaited:
-            return first, b""
+            return first, b"", 0
         placed = self._transactions.store_run(
             sends, first, self._is_plain, terms=terms, forms=forms, born_host=origin.host
         )
         if placed is None:
-            return first, b""
+            return first, b"", 0
+        halves = 0
         for topic, count, body_bytes in placed.sent:
             self._count(topic, count, body_bytes, calls=count)
-        return placed.next, placed.replies
+            halves += count
+        return placed.next, placed.replies, placed.next - first - halves
 
     def send_batch(self, origin: Origin, command: SendFields, body: Buffer) -> tuple[PlacedBatch, int, bool]:
         """Store the messages of a batch: all, or none. Where they lie, their queue, and whether to wait for
