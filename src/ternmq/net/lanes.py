@@ -22,7 +22,8 @@ The same holds within a lane: requests may have a key, their group, and the key 
 A lane is bounded, by number and by bytes. A request that finds it full is refused with SYSTEM_BUSY, unless another
 group has more requests waiting: then the newest of those is refused instead. A request that waited longer than the lane
 allows is refused as well (RocketMQ's ``BrokerFastFailure``): its sender has given up or will soon, and working on it
-would only delay the others.
+would only delay the others. So that this is rare, a lane without groups that is not empty takes no more requests than
+it can serve in time, and the loop does not read more than it serves (``net.admission``).
 
 No request can stop others: an error of a worker is logged here, and the next request has its turn.
 """
@@ -37,6 +38,7 @@ from typing import Any, Final, Protocol
 
 from ternmq.env import WorkClock, work_clock
 from ternmq.kernels import HAS_NATIVE, native
+from ternmq.net.admission import Admission, serving_s
 from ternmq.net.latency import FIRST_S, Latency
 from ternmq.net.mailboxes import Mailbox, Mailboxes
 from ternmq.wire.header import Request
@@ -53,7 +55,8 @@ SLOW_REQUESTS: Final = 4
 TURN_S: Final = 0.00025
 #: So much longer a turn takes at most for those that go ahead.
 AHEAD_S: Final = 0.0005
-_FULL: Final = "[OVERLOAD]system busy, start flow control for a while"
+#: The remark of a reply to a request that finds its lane full.
+FULL: Final = "[OVERLOAD]system busy, start flow control for a while"
 
 
 class Worker(Protocol):
@@ -87,11 +90,26 @@ class LaneConfig:
 class Lane(Mailboxes):
     """One class of work: its jobs, its bounds and what became of them."""
 
-    __slots__ = ("config", "queued_bytes", "refused_full", "refused_late", "used", "waits")
+    __slots__ = (
+        "admission",
+        "config",
+        "in_runs",
+        "limit",
+        "queued_bytes",
+        "refused_full",
+        "refused_late",
+        "used",
+        "waits",
+    )
 
     def __init__(self, config: LaneConfig) -> None:
         super().__init__()
         self.config = config
+        #: Requests that may wait now.
+        self.limit = config.capacity
+        self.admission = Admission()
+        #: Requests that wait in runs, but for one of each: a run is one job.
+        self.in_runs = 0
         self.queued_bytes = 0
         #: Seconds of work done, in a currency that all lanes share: a lane that comes back from idleness starts level
         #: with the others instead of spending what it saved.
@@ -100,6 +118,31 @@ class Lane(Mailboxes):
         self.refused_late = 0
         #: From the arrival of a request until its turn. What was done before it in the turn is part of it.
         self.waits = Latency()
+
+    @property
+    def requests(self) -> int:
+        """How many wait, those of runs included."""
+        return len(self.jobs) + self.keyed + self.in_runs
+
+    @property
+    def is_short(self) -> bool:
+        """Whether more than half of what may wait does, because more comes than can be served in time."""
+        return self.limit < self.config.capacity and 2 * self.requests > self.limit
+
+    def set_limit(self, now: float) -> None:
+        """Requests wait: let no more wait than are served in time. Groups have their turn by the time used, so how long
+        one waits does not follow from how many do."""
+        wait_max_ms, capacity = self.config.wait_max_ms, self.config.capacity
+        if not wait_max_ms or self.has_keys:
+            return
+        limit = self.admission.look(now, sum(self.waits.counts) - self.refused_late, wait_max_ms / 1000)
+        if limit is not None:
+            self.limit = min(limit, capacity)
+
+    def open(self) -> None:
+        """Nothing waits: what comes next may be a burst."""
+        self.limit = self.config.capacity
+        self.admission.forget()
 
     def head_wait_ms(self, now: float) -> int:
         """How long the oldest job has waited."""
@@ -133,6 +176,9 @@ class Lanes:
         self._emptied: list[Lane] = []
         #: The time used of the lane that was last served, before it was.
         self._level = 0.0
+        #: How long this turn may take, and the CPU time when the last one ended.
+        self._turn_s = TURN_S
+        self._served_until = 0.0
         #: Jobs that the last call of ``_run_jobs`` took out of their mailbox, and their bytes.
         self._done = 0
         self._done_bytes = 0
@@ -146,7 +192,9 @@ class Lanes:
     def apply(self, configs: Iterable[LaneConfig]) -> None:
         """Set new bounds; requests that wait stay."""
         for config in configs:
-            self.by_name[config.name].config = config
+            lane = self.by_name[config.name]
+            lane.config = config
+            lane.open()
 
     def submit(
         self, lane: Lane, worker: Worker, request: Any, arrived: float, size: int = 0, key: str | None = None
@@ -158,10 +206,10 @@ class Lanes:
             lane.used = max(lane.used, self._level)
             self._active.append(lane)
         elif (
-            len(jobs) + lane.keyed >= lane.config.capacity or lane.queued_bytes + size > lane.config.bytes_max
+            len(jobs) + lane.keyed + lane.in_runs >= lane.limit or lane.queued_bytes + size > lane.config.bytes_max
         ) and not self._has_room(lane, size, key):
             lane.refused_full += 1
-            worker.refuse(request, _FULL)
+            worker.refuse(request, FULL)
             return
         lane.queued_bytes += size
         if key is not None:
@@ -185,8 +233,8 @@ class Lanes:
     def _has_room(self, lane: Lane, size: int, key: str | None) -> bool:
         """Make room in a full lane, at the cost of the group that has the most requests, or bytes, in it."""
         config = lane.config
-        while lane.count >= config.capacity or lane.queued_bytes + size > config.bytes_max:
-            if lane.count >= config.capacity:
+        while lane.requests >= lane.limit or lane.queued_bytes + size > config.bytes_max:
+            if lane.requests >= lane.limit:
                 victim = lane.victim(key)
             else:
                 victim = lane.heaviest(key, size, lane.queued_bytes - lane.keyed_bytes)
@@ -194,9 +242,11 @@ class Lanes:
                 return False
             worker, request, _, victim_size = lane.take(victim)
             lane.queued_bytes -= victim_size
-            lane.refused_full += _count(request)
+            count = _count(request)
+            lane.in_runs -= count - 1
+            lane.refused_full += count
             try:
-                worker.refuse(request, _FULL)
+                worker.refuse(request, FULL)
             except Exception:
                 log.exception("a request on lane %s could not be refused; other requests continue", config.name)
         return True
@@ -221,12 +271,23 @@ class Lanes:
 
     def _next_turn(self) -> None:
         self._is_piled = False
+        limited = self._active.copy()
+        now = self._time()
+        for lane in limited:
+            lane.set_limit(now)
+            if lane.is_short:
+                self._turn_s = serving_s(self._cpu_time() - self._served_until, TURN_S)
         self.run()
+        self._turn_s = TURN_S
+        for lane in limited:
+            if not lane.count:
+                lane.open()
+        self._served_until = self._cpu_time()
 
     def _begin_turn(self) -> None:
         now, turn_end = self._time(), self._turn_end
         if turn_end is None:
-            turn_end = self._turn_end = now + TURN_S
+            turn_end = self._turn_end = now + self._turn_s
             self._loop.call_soon(self._end_turn)
         active = self._active
         while active and now <= turn_end:
@@ -311,7 +372,7 @@ class Lanes:
         time, jobs = self._time, box.jobs
         wait_max_ms = lane.config.wait_max_ms
         late = now - wait_max_ms / 1000 if wait_max_ms else -1.0
-        looks = SLOW_REQUESTS if box is lane.plain else 1
+        looks = SLOW_REQUESTS if box is lane.plain and not lane.in_runs else 1
         self._served.add(box.key or box)
         # Of a mailbox with few jobs beside others that wait: their answers do not wait for those of the others.
         is_small = len(jobs) <= SLOW_REQUESTS and (len(jobs) < lane.count or len(self._active) > 1)
@@ -326,6 +387,7 @@ class Lanes:
                 lane.queued_bytes -= size
                 done_bytes += size
                 requests = _count(request)
+                lane.in_runs -= requests - 1
                 if arrived > lately:
                     soon += requests
                     waited += (now - arrived) * requests
@@ -333,11 +395,11 @@ class Lanes:
                     waits.add(now - arrived, requests)
                 try:
                     if arrived < late:
-                        lane.refused_late += _count(request)
+                        lane.refused_late += requests
                         waited_ms = int((now - arrived) * 1000)
                         reason = (
                             "[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while, "
-                            f"period in queue: {waited_ms}ms, size of queue: {lane.count}"
+                            f"period in queue: {waited_ms}ms, size of queue: {lane.requests}"
                         )
                         worker.refuse(request, reason)
                     else:

@@ -12,8 +12,9 @@ disk or for other brokers are answered together, too.
 
 A run is bounded in requests and bytes (``native/src/sends.rs``), so that one job stays short. But a short request may
 ask for much, as the commit of a large message does: when some have taken the usual way and the turn is over, the rest
-become jobs of their own. The bounds of a lane count jobs. A run is only made for a lane on which nothing waits, and
-that has room for all its requests; so a lane never has more requests than its bound and those of one read.
+become jobs of their own. The bounds of a lane count the requests of its runs (``Lane.in_runs``), and a run is only
+queued if there is room for all of it. Runs are made while requests wait, too: a broker that has more to do than it can
+must not need more time for each.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ternmq.net.gate import Gate
 from ternmq.net.lanes import SLOW_REQUESTS, Lane, Lanes
 from ternmq.wire.frame import RUN_MISSES_MAX, request_in
 from ternmq.wire.record import HOST_V4_BYTES
+from ternmq.wire.refusal import Refusal
 
 if TYPE_CHECKING:
     from ternmq._native import Sends
@@ -61,7 +63,7 @@ class RunWorker:
         Records of clients of IPv6 have another form, which no kernel writes: their sends would be parsed twice.
         """
         lane = self.lane
-        return not lane.jobs and not lane.keyed and len(self._peer.host) == HOST_V4_BYTES and self._handler.takes_runs()
+        return not lane.keyed and len(self._peer.host) == HOST_V4_BYTES and self._handler.takes_runs()
 
     def run(self, sends: Sends) -> None:
         """Handle the requests of a run, in order; those that a turn has no time for go back to the lane."""
@@ -116,8 +118,15 @@ class RunWorker:
 
     def refuse(self, sends: Sends, reason: str) -> None:
         """Answer each request that there is too much to do."""
+        peer = self._peer
+        if not peer.is_full:
+            frames = sends.data[sends.frame(0)[0] : sends.end]
+            _, replies, count = Refusal(reason).split(frames, 0, len(frames))
+            if count == sends.count:
+                peer.reply_all(replies)
+                return
         for number in range(sends.count):
-            self._peer.refuse(request_in(sends, number), reason)
+            peer.refuse(request_in(sends, number), reason)
 
     def flush(self) -> None:
         """Write what was answered now."""
