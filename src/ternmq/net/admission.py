@@ -4,15 +4,18 @@ A lane with a limit of waiting time must not fill up to its capacity. If more co
 are late when their turn comes: the broker reads, queues and refuses requests, and serves none. Little's law says how
 many may wait: as many as are served in the time that they may wait. ``Admission`` measures how many are served while
 requests wait all the time, and a request that finds so many before it is refused at its arrival, for little
-(``wire.refusal``). Half of the waiting time is aimed at: the rate varies, and what becomes late was read in vain.
+(``wire.refusal``). Half of the waiting time is aimed at: the rate varies, and what becomes late was read in vain. A
+lane that becomes empty though requests were refused has taken too few, and takes twice as many next time: otherwise a
+low limit would cause the low rate that it follows from.
 
-Neither must the loop spend its time with reading and refusing. What arrives is not bounded, so the loop serves for
-``SHARE`` times as long as it did other work since it served last (``serving_s``), whatever that work was. Connections
-that bring too much are read once in a turn of the loop (``net.peer``). If refusing all that comes takes more than its
-part of the time, the kernel's buffers fill up, and the senders wait: TCP slows them down.
+Neither must the loop spend its time with reading and refusing. What arrives is not bounded, and a refusal costs a
+quarter of a send that is handled in a run, most of it in the kernel. So the loop serves for ``SHARE`` times as long as
+it did other work, whatever that was, in CPU time (``Debt``). Connections that bring too much are read once in a turn of
+the loop (``net.peer``). If refusing all that comes takes more than its part of the time, the buffers of the kernel fill
+up, and TCP slows the senders down.
 
-The rate counts from the moment when requests begin to wait, and is forgotten when none does: a broker that was slow for
-a moment must not refuse a burst later.
+The rate is forgotten when nothing waits, and nothing was refused for as long as a request may wait: a broker that was
+slow for a moment must not refuse a burst later.
 """
 
 from __future__ import annotations
@@ -30,21 +33,27 @@ WAITING_MIN: Final = 8
 SHARE: Final = 4.0
 #: After this long the loop reads in any case. Others than senders wait for it: consumers, heartbeats.
 SERVING_S_MAX: Final = 0.01
+#: No more is owed: what was done before requests began to wait does not count.
+OWED_S_MAX: Final = 0.1
 
 
 class Admission:
     """Of one lane: how many requests may wait on it. All methods are plain calls."""
 
-    __slots__ = ("_done", "_rate", "_since")
+    __slots__ = ("_done", "_rate", "_refused", "_refused_at", "_since")
 
     def __init__(self) -> None:
-        #: When the rate was last measured, and how many requests were served until then; None: nothing waits.
+        #: Since when requests wait, or since the rate was last measured, and how many were served until then. None:
+        #: nothing waits.
         self._since: float | None = None
         self._done = 0
         #: Requests a second; 0: not known yet.
         self._rate = 0.0
+        #: How many were refused when nothing waited, and when it was seen last that there were more.
+        self._refused = 0
+        self._refused_at = 0.0
 
-    def look(self, now: float, done: int, wait_max_s: float) -> int | None:
+    def look(self, now: float, *, done: int, wait_max_s: float) -> int | None:
         """Requests wait, and ``done`` of this lane were served so far: how many may wait from now on. None: as many as
         before. Called in each turn while the lane is not empty."""
         since = self._since
@@ -59,12 +68,40 @@ class Admission:
         self._since, self._done = now, done
         return max(WAITING_MIN, int(self._rate * wait_max_s * TARGET))
 
-    def forget(self) -> None:
-        """Nothing waits any more."""
+    def rest(self, now: float, limit: int, *, refused: int, wait_max_s: float) -> int | None:
+        """Nothing waits any more, ``refused`` of this lane were refused so far, and ``limit`` could wait: how many may
+        from now on. None: as many as at first."""
         self._since = None
+        if refused > self._refused:
+            self._refused, self._refused_at = refused, now
+            self._rate = 0.0
+            return 2 * limit
+        if now - self._refused_at < wait_max_s:
+            return limit
         self._rate = 0.0
+        return None
 
 
-def serving_s(other_s: float, least_s: float) -> float:
-    """How long the loop serves, after ``other_s`` of other work, while a lane is near its limit."""
-    return max(least_s, min(other_s * SHARE, SERVING_S_MAX))
+class Debt:
+    """The CPU time for which the loop must serve, because it did other work. All methods are plain calls."""
+
+    __slots__ = ("_owed_s", "_served_at")
+
+    def __init__(self) -> None:
+        self._owed_s = 0.0
+        self._served_at = 0.0
+
+    def begin(self, used_s: float) -> float:
+        """The loop begins to serve when its thread has used ``used_s``; until when it must."""
+        self._owed_s = min(self._owed_s + (used_s - self._served_at) * SHARE, OWED_S_MAX)
+        self._served_at = used_s
+        return used_s + min(self._owed_s, SERVING_S_MAX)
+
+    def end(self, used_s: float) -> None:
+        """It has served."""
+        self._owed_s = max(0.0, self._owed_s - (used_s - self._served_at))
+        self._served_at = used_s
+
+    def forget(self) -> None:
+        """All lanes take what comes."""
+        self._owed_s = 0.0

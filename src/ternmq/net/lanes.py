@@ -38,7 +38,7 @@ from typing import Any, Final, Protocol
 
 from ternmq.env import WorkClock, work_clock
 from ternmq.kernels import HAS_NATIVE, native
-from ternmq.net.admission import Admission, serving_s
+from ternmq.net.admission import Admission, Debt
 from ternmq.net.latency import FIRST_S, Latency
 from ternmq.net.mailboxes import Mailbox, Mailboxes
 from ternmq.wire.header import Request
@@ -125,24 +125,25 @@ class Lane(Mailboxes):
         return len(self.jobs) + self.keyed + self.in_runs
 
     @property
-    def is_short(self) -> bool:
-        """Whether more than half of what may wait does, because more comes than can be served in time."""
-        return self.limit < self.config.capacity and 2 * self.requests > self.limit
+    def is_limited(self) -> bool:
+        """Whether more came than could be served in time."""
+        return self.limit < self.config.capacity
 
     def set_limit(self, now: float) -> None:
         """Requests wait: let no more wait than are served in time. Groups have their turn by the time used, so how long
         one waits does not follow from how many do."""
-        wait_max_ms, capacity = self.config.wait_max_ms, self.config.capacity
-        if not wait_max_ms or self.has_keys:
-            return
-        limit = self.admission.look(now, sum(self.waits.counts) - self.refused_late, wait_max_ms / 1000)
-        if limit is not None:
-            self.limit = min(limit, capacity)
+        config = self.config
+        if config.wait_max_ms and not self.has_keys:
+            done = sum(self.waits.counts) - self.refused_late
+            limit = self.admission.look(now, done=done, wait_max_s=config.wait_max_ms / 1000)
+            if limit is not None:
+                self.limit = min(limit, config.capacity)
 
-    def open(self) -> None:
+    def rest_limit(self, now: float) -> None:
         """Nothing waits: what comes next may be a burst."""
-        self.limit = self.config.capacity
-        self.admission.forget()
+        wait_max_s, capacity = self.config.wait_max_ms / 1000, self.config.capacity
+        limit = self.admission.rest(now, self.limit, refused=self.refused_full, wait_max_s=wait_max_s)
+        self.limit = capacity if limit is None else min(limit, capacity)
 
     def head_wait_ms(self, now: float) -> int:
         """How long the oldest job has waited."""
@@ -176,9 +177,9 @@ class Lanes:
         self._emptied: list[Lane] = []
         #: The time used of the lane that was last served, before it was.
         self._level = 0.0
-        #: How long this turn may take, and the CPU time when the last one ended.
-        self._turn_s = TURN_S
-        self._served_until = 0.0
+        #: What the loop must serve before it reads again, and until which CPU time, while a lane is limited.
+        self._debt = Debt()
+        self._serve_until = 0.0
         #: Jobs that the last call of ``_run_jobs`` took out of their mailbox, and their bytes.
         self._done = 0
         self._done_bytes = 0
@@ -194,7 +195,7 @@ class Lanes:
         for config in configs:
             lane = self.by_name[config.name]
             lane.config = config
-            lane.open()
+            lane.limit = config.capacity
 
     def submit(
         self, lane: Lane, worker: Worker, request: Any, arrived: float, size: int = 0, key: str | None = None
@@ -259,6 +260,10 @@ class Lanes:
         try:
             if not self._is_piled:
                 self._begin_turn()
+                while self._serve_until and self._has_limits() and self._cpu_time() < self._serve_until:
+                    # Reading would bring more that is refused.
+                    self._turn_end = self._time() + TURN_S
+                    self._begin_turn()
             elif self._turn_end is not None:
                 self._go_ahead()
         finally:
@@ -271,23 +276,27 @@ class Lanes:
 
     def _next_turn(self) -> None:
         self._is_piled = False
-        limited = self._active.copy()
-        now = self._time()
-        for lane in limited:
+        lanes, now = self._active.copy(), self._time()
+        for lane in lanes:
             lane.set_limit(now)
-            if lane.is_short:
-                self._turn_s = serving_s(self._cpu_time() - self._served_until, TURN_S)
+        self._serve_until = self._debt.begin(self._cpu_time())
         self.run()
-        self._turn_s = TURN_S
-        for lane in limited:
+        self._serve_until = 0.0
+        self._debt.end(self._cpu_time())
+        now = self._time()
+        for lane in lanes:
             if not lane.count:
-                lane.open()
-        self._served_until = self._cpu_time()
+                lane.rest_limit(now)
+        if not any(lane.is_limited for lane in lanes):
+            self._debt.forget()
+
+    def _has_limits(self) -> bool:
+        return any(lane.is_limited for lane in self._active)
 
     def _begin_turn(self) -> None:
         now, turn_end = self._time(), self._turn_end
         if turn_end is None:
-            turn_end = self._turn_end = now + self._turn_s
+            turn_end = self._turn_end = now + TURN_S
             self._loop.call_soon(self._end_turn)
         active = self._active
         while active and now <= turn_end:
