@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import socket
 import sys
 import tempfile
 import time
@@ -58,6 +59,8 @@ FIND_S: Final = 4.0
 #: What is offered, in times of that.
 LOAD: Final = 4
 TICK_S: Final = 0.005
+#: As RocketMQ's clients have it (``com.rocketmq.remoting.socket.sndbuf.size``).
+SEND_BUFFER_BYTES: Final = 65_535
 #: How long the last answers may take.
 LAST_S: Final = 20.0
 #: 99 of 100 accepted sends take no longer. A send may wait in its lane for 0.2 s.
@@ -100,8 +103,10 @@ class Senders:
     async def open(self, address: str) -> None:
         host, _, port = address.rpartition(":")
         for _ in range(CONNECTIONS):
+            sock = socket.create_connection((host, int(port)))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
             _, sender = await asyncio.get_running_loop().create_connection(
-                lambda: RawSender(self._follow, self.acknowledged), host, int(port)
+                lambda: RawSender(self._follow, self.acknowledged), sock=sock
             )
             self._senders.append(sender)
 

@@ -33,6 +33,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
@@ -142,7 +143,9 @@ class Lane(Mailboxes):
     def rest_limit(self, now: float) -> None:
         """Nothing waits: what comes next may be a burst."""
         wait_max_s, capacity = self.config.wait_max_ms / 1000, self.config.capacity
-        limit = self.admission.rest(now, self.limit, refused=self.refused_full, wait_max_s=wait_max_s)
+        limit = self.admission.rest(
+            now, self.limit, refused=self.refused_full, late=self.refused_late, wait_max_s=wait_max_s
+        )
         self.limit = capacity if limit is None else min(limit, capacity)
 
     def head_wait_ms(self, now: float) -> int:
@@ -179,6 +182,8 @@ class Lanes:
         self._level = 0.0
         #: What the loop must serve before it reads again, and until which CPU time, while a lane is limited.
         self._debt = Debt()
+        #: What reads the connections on that brought more than their lane takes, in the order of their reads.
+        self._unread: deque[Callable[[], None]] = deque()
         self._serve_until = 0.0
         #: Jobs that the last call of ``_run_jobs`` took out of their mailbox, and their bytes.
         self._done = 0
@@ -287,8 +292,23 @@ class Lanes:
         for lane in lanes:
             if not lane.count:
                 lane.rest_limit(now)
-        if not any(lane.is_limited for lane in lanes):
+        if not self._has_limits():
             self._debt.forget()
+        self._read_on()
+
+    def read_later(self, read_on: Callable[[], None]) -> None:
+        """A connection brought more than its lane takes: call this when the loop has served long enough to read it."""
+        self._unread.append(read_on)
+        if not self._is_piled and len(self._unread) == 1:
+            self._loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        """Read one connection more if the loop has served long enough for it, or if there is nothing to serve."""
+        unread = self._unread
+        if unread and (not self._active or self._debt.is_paid):
+            unread.popleft()()
+        if unread and not self._is_piled:
+            self._loop.call_soon(self._read_on)
 
     def _has_limits(self) -> bool:
         return any(lane.is_limited for lane in self._active)

@@ -142,6 +142,9 @@ class Peer(Stream):
         sends = routes.get(RequestCode.SEND_MESSAGE_V2)
         #: The lane of sends, if they are served here.
         self._sends = lanes[sends.lane] if sends is not None else None
+        #: It brought more than the lane takes, and is not read for a while (``lanes.read_later``).
+        self._is_held = False
+        self._is_narrow = False
         #: The last read ended within a frame.
         self._is_cut = False
         self._calls: dict[int, Caller] = {}
@@ -499,13 +502,18 @@ class Peer(Stream):
         if count:
             lane.refused_full += count
             self.reply_all(replies)
-            if not self._is_paused and self._transport is not None:
-                # A turn of the loop reads as much as the kernel has, megabytes: this connection waits for the next one.
+            if not self._is_paused and not self._is_held and self._transport is not None:
+                # A turn of the loop would read as much as the kernel has, megabytes.
+                self._is_held = True
+                if not self._is_narrow:
+                    self._is_narrow = True
+                    self._narrow()
                 self._transport.pause_reading()
-                self._loop.call_soon(self._read_on)
+                self._lanes.read_later(self._read_on)
         return data, count
 
     def _read_on(self) -> None:
+        self._is_held = False
         if not self._is_paused and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
