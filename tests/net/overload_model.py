@@ -45,8 +45,9 @@ class Result:
     withheld: int = 0
     arrived: int = 0
     waiting_max: int = 0
-    #: In the lane, and from the arrival in the kernel's buffer on.
+    #: Of accepted requests, in the lane.
     lane_wait_max_s: float = 0.0
+    #: From the arrival in the kernel's buffer on.
     waits: list[float] = field(default_factory=list)
 
     def quantile_s(self, part: float) -> float:
@@ -73,8 +74,9 @@ class Model:
 
     # --- lanes.Worker ------------------------------------------------------------------------------------------
 
-    def run(self, arrived: float) -> None:
-        self.result.lane_wait_max_s = max(self.result.lane_wait_max_s, self.now() - arrived)
+    def run(self, request: tuple[float, float]) -> None:
+        arrived, read_at = request
+        self.result.lane_wait_max_s = max(self.result.lane_wait_max_s, self.now() - read_at)
         self._cpu_s += self.costs.serve_s
         self.result.accepted += 1
         self.result.waits.append(self.now() - arrived)
@@ -90,6 +92,10 @@ class Model:
         """Nothing is written."""
 
     # -----------------------------------------------------------------------------------------------------------
+
+    def restart(self) -> None:
+        """Count from now on."""
+        self.result = Result()
 
     async def offer(self, rate: float, seconds: float) -> Result:
         """So many sends a second come for so long."""
@@ -129,12 +135,12 @@ class Model:
             arrived = socket.popleft()
             if number < room:
                 self._cpu_s += costs.read_s
-                lanes.submit(lane, self, arrived, read_at)
+                lanes.submit(lane, self, (arrived, read_at), read_at)
             else:
                 self._cpu_s += costs.refuse_s
                 lane.refused_full += 1
                 result.refused += 1
-        if count > room:
+        if count > room and not self._is_old:
             self._held.add(connection)
             lanes.read_later(lambda: self._held.remove(connection))
         lanes.run()

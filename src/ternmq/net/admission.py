@@ -70,7 +70,7 @@ class Admission:
         return max(WAITING_MIN, int(self._rate * wait_max_s * TARGET))
 
     def rest(self, now: float, limit: int, *, refused: int, late: int, wait_max_s: float) -> int | None:
-        """Nothing waits any more, and ``limit`` could wait. So far ``refused`` of this lane were refused at arrival, and
+        """Nothing waits any more, and ``limit`` could wait. So far ``refused`` requests were refused at arrival, and
         ``late`` because they were late: how many may wait from now on. None: as many as at first."""
         self._since = None
         is_late, self._late = late > self._late, late

@@ -127,8 +127,9 @@ class Lane(Mailboxes):
 
     @property
     def is_limited(self) -> bool:
-        """Whether more came than could be served in time."""
-        return self.limit < self.config.capacity
+        """Whether more came than could be served in time, or comes than the lane has room for."""
+        capacity = self.config.capacity
+        return self.limit < capacity or 2 * self.requests > capacity
 
     def set_limit(self, now: float) -> None:
         """Requests wait: let no more wait than are served in time. Groups have their turn by the time used, so how long
