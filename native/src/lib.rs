@@ -17,6 +17,7 @@ mod packing;
 mod page;
 mod properties;
 mod record;
+mod refusal;
 mod scan;
 mod send_header;
 mod sends;
@@ -45,6 +46,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(ops::store_ops, module)?)?;
     module.add_function(wrap_pyfunction!(packing::pack_batch, module)?)?;
     module.add_function(wrap_pyfunction!(packing::pack_properties, module)?)?;
+    module.add_function(wrap_pyfunction!(refusal::refuse_sends, module)?)?;
     module.add_function(wrap_pyfunction!(scan::scan, module)?)?;
     module.add_function(wrap_pyfunction!(sends::parse_sends, module)?)?;
     module.add_class::<sends::Sends>()?;

@@ -146,6 +146,12 @@ def parse_sends(data: bytes, at: int, bytes_max: int, account: SignedSends | Non
     The run is bounded. With an ``account``, it ends before the first request that is not a send of its codes, or not
     signed by it."""
 
+def refuse_sends(
+    data: bytes, room: int, bytes_max: int, before: bytes, behind: bytes
+) -> tuple[bytes, bytes, int] | None:
+    """What is left of ``data`` when all sends but the first ``room`` are refused, the replies as frames, and how many
+    were refused (``wire.refusal``). A reply has ``before``, the opaque and ``behind``."""
+
 def pack_batch(
     messages: list[Message],
     id_prefix: str,

@@ -146,6 +146,12 @@ class Wire(asyncio.Transport):
     def is_closing(self) -> bool:
         return self.is_gone
 
+    def pause_reading(self) -> None:
+        """The test gives what is read."""
+
+    def resume_reading(self) -> None:
+        """The same."""
+
     def abort(self) -> None:
         self.is_gone = True
 

@@ -22,7 +22,8 @@ The same holds within a lane: requests may have a key, their group, and the key 
 A lane is bounded, by number and by bytes. A request that finds it full is refused with SYSTEM_BUSY, unless another
 group has more requests waiting: then the newest of those is refused instead. A request that waited longer than the lane
 allows is refused as well (RocketMQ's ``BrokerFastFailure``): its sender has given up or will soon, and working on it
-would only delay the others.
+would only delay the others. So that this is rare, a lane without groups that is not empty takes no more requests than
+it can serve in time, and the loop does not read more than it serves (``net.admission``).
 
 No request can stop others: an error of a worker is logged here, and the next request has its turn.
 """
@@ -32,11 +33,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
 from ternmq.env import WorkClock, work_clock
 from ternmq.kernels import HAS_NATIVE, native
+from ternmq.net.admission import Admission, Debt
 from ternmq.net.latency import FIRST_S, Latency
 from ternmq.net.mailboxes import Mailbox, Mailboxes
 from ternmq.wire.header import Request
@@ -53,7 +56,8 @@ SLOW_REQUESTS: Final = 4
 TURN_S: Final = 0.00025
 #: So much longer a turn takes at most for those that go ahead.
 AHEAD_S: Final = 0.0005
-_FULL: Final = "[OVERLOAD]system busy, start flow control for a while"
+#: The remark of a reply to a request that finds its lane full.
+FULL: Final = "[OVERLOAD]system busy, start flow control for a while"
 
 
 class Worker(Protocol):
@@ -87,11 +91,26 @@ class LaneConfig:
 class Lane(Mailboxes):
     """One class of work: its jobs, its bounds and what became of them."""
 
-    __slots__ = ("config", "queued_bytes", "refused_full", "refused_late", "used", "waits")
+    __slots__ = (
+        "admission",
+        "config",
+        "in_runs",
+        "limit",
+        "queued_bytes",
+        "refused_full",
+        "refused_late",
+        "used",
+        "waits",
+    )
 
     def __init__(self, config: LaneConfig) -> None:
         super().__init__()
         self.config = config
+        #: Requests that may wait now.
+        self.limit = config.capacity
+        self.admission = Admission()
+        #: Requests that wait in runs, but for one of each: a run is one job.
+        self.in_runs = 0
         self.queued_bytes = 0
         #: Seconds of work done, in a currency that all lanes share: a lane that comes back from idleness starts level
         #: with the others instead of spending what it saved.
@@ -100,6 +119,35 @@ class Lane(Mailboxes):
         self.refused_late = 0
         #: From the arrival of a request until its turn. What was done before it in the turn is part of it.
         self.waits = Latency()
+
+    @property
+    def requests(self) -> int:
+        """How many wait, those of runs included."""
+        return len(self.jobs) + self.keyed + self.in_runs
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether more came than could be served in time, or comes than the lane has room for."""
+        capacity = self.config.capacity
+        return self.limit < capacity or 2 * self.requests > capacity
+
+    def set_limit(self, now: float) -> None:
+        """Requests wait: let no more wait than are served in time. Groups have their turn by the time used, so how long
+        one waits does not follow from how many do."""
+        config = self.config
+        if config.wait_max_ms and not self.has_keys:
+            done = sum(self.waits.counts) - self.refused_late
+            limit = self.admission.look(now, done=done, wait_max_s=config.wait_max_ms / 1000)
+            if limit is not None:
+                self.limit = min(limit, config.capacity)
+
+    def rest_limit(self, now: float) -> None:
+        """Nothing waits: what comes next may be a burst."""
+        wait_max_s, capacity = self.config.wait_max_ms / 1000, self.config.capacity
+        limit = self.admission.rest(
+            now, self.limit, refused=self.refused_full, late=self.refused_late, wait_max_s=wait_max_s
+        )
+        self.limit = capacity if limit is None else min(limit, capacity)
 
     def head_wait_ms(self, now: float) -> int:
         """How long the oldest job has waited."""
@@ -133,6 +181,11 @@ class Lanes:
         self._emptied: list[Lane] = []
         #: The time used of the lane that was last served, before it was.
         self._level = 0.0
+        #: What the loop must serve before it reads again, and until which CPU time, while a lane is limited.
+        self._debt = Debt()
+        #: What reads the connections on that brought more than their lane takes, in the order of their reads.
+        self._unread: deque[Callable[[], None]] = deque()
+        self._serve_until = 0.0
         #: Jobs that the last call of ``_run_jobs`` took out of their mailbox, and their bytes.
         self._done = 0
         self._done_bytes = 0
@@ -146,7 +199,9 @@ class Lanes:
     def apply(self, configs: Iterable[LaneConfig]) -> None:
         """Set new bounds; requests that wait stay."""
         for config in configs:
-            self.by_name[config.name].config = config
+            lane = self.by_name[config.name]
+            lane.config = config
+            lane.limit = config.capacity
 
     def submit(
         self, lane: Lane, worker: Worker, request: Any, arrived: float, size: int = 0, key: str | None = None
@@ -158,10 +213,10 @@ class Lanes:
             lane.used = max(lane.used, self._level)
             self._active.append(lane)
         elif (
-            len(jobs) + lane.keyed >= lane.config.capacity or lane.queued_bytes + size > lane.config.bytes_max
+            len(jobs) + lane.keyed + lane.in_runs >= lane.limit or lane.queued_bytes + size > lane.config.bytes_max
         ) and not self._has_room(lane, size, key):
             lane.refused_full += 1
-            worker.refuse(request, _FULL)
+            worker.refuse(request, FULL)
             return
         lane.queued_bytes += size
         if key is not None:
@@ -185,8 +240,8 @@ class Lanes:
     def _has_room(self, lane: Lane, size: int, key: str | None) -> bool:
         """Make room in a full lane, at the cost of the group that has the most requests, or bytes, in it."""
         config = lane.config
-        while lane.count >= config.capacity or lane.queued_bytes + size > config.bytes_max:
-            if lane.count >= config.capacity:
+        while lane.requests >= lane.limit or lane.queued_bytes + size > config.bytes_max:
+            if lane.requests >= lane.limit:
                 victim = lane.victim(key)
             else:
                 victim = lane.heaviest(key, size, lane.queued_bytes - lane.keyed_bytes)
@@ -194,9 +249,11 @@ class Lanes:
                 return False
             worker, request, _, victim_size = lane.take(victim)
             lane.queued_bytes -= victim_size
-            lane.refused_full += _count(request)
+            count = _count(request)
+            lane.in_runs -= count - 1
+            lane.refused_full += count
             try:
-                worker.refuse(request, _FULL)
+                worker.refuse(request, FULL)
             except Exception:
                 log.exception("a request on lane %s could not be refused; other requests continue", config.name)
         return True
@@ -209,6 +266,10 @@ class Lanes:
         try:
             if not self._is_piled:
                 self._begin_turn()
+                while self._serve_until and self._has_limits() and self._cpu_time() < self._serve_until:
+                    # Reading would bring more that is refused.
+                    self._turn_end = self._time() + TURN_S
+                    self._begin_turn()
             elif self._turn_end is not None:
                 self._go_ahead()
         finally:
@@ -221,7 +282,37 @@ class Lanes:
 
     def _next_turn(self) -> None:
         self._is_piled = False
+        lanes, now = self._active.copy(), self._time()
+        for lane in lanes:
+            lane.set_limit(now)
+        self._serve_until = self._debt.begin(self._cpu_time())
         self.run()
+        self._serve_until = 0.0
+        self._debt.end(self._cpu_time())
+        now = self._time()
+        for lane in lanes:
+            if not lane.count:
+                lane.rest_limit(now)
+        if not self._has_limits():
+            self._debt.forget()
+        self._read_on()
+
+    def read_later(self, read_on: Callable[[], None]) -> None:
+        """A connection brought more than its lane takes: call this when the loop has served long enough to read it."""
+        self._unread.append(read_on)
+        if not self._is_piled and len(self._unread) == 1:
+            self._loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        """Read one connection more if the loop has served long enough for it, or if there is nothing to serve."""
+        unread = self._unread
+        if unread and (not self._active or self._debt.is_paid):
+            unread.popleft()()
+        if unread and not self._is_piled:
+            self._loop.call_soon(self._read_on)
+
+    def _has_limits(self) -> bool:
+        return any(lane.is_limited for lane in self._active)
 
     def _begin_turn(self) -> None:
         now, turn_end = self._time(), self._turn_end
@@ -311,7 +402,7 @@ class Lanes:
         time, jobs = self._time, box.jobs
         wait_max_ms = lane.config.wait_max_ms
         late = now - wait_max_ms / 1000 if wait_max_ms else -1.0
-        looks = SLOW_REQUESTS if box is lane.plain else 1
+        looks = SLOW_REQUESTS if box is lane.plain and not lane.in_runs else 1
         self._served.add(box.key or box)
         # Of a mailbox with few jobs beside others that wait: their answers do not wait for those of the others.
         is_small = len(jobs) <= SLOW_REQUESTS and (len(jobs) < lane.count or len(self._active) > 1)
@@ -326,6 +417,7 @@ class Lanes:
                 lane.queued_bytes -= size
                 done_bytes += size
                 requests = _count(request)
+                lane.in_runs -= requests - 1
                 if arrived > lately:
                     soon += requests
                     waited += (now - arrived) * requests
@@ -333,11 +425,11 @@ class Lanes:
                     waits.add(now - arrived, requests)
                 try:
                     if arrived < late:
-                        lane.refused_late += _count(request)
+                        lane.refused_late += requests
                         waited_ms = int((now - arrived) * 1000)
                         reason = (
                             "[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while, "
-                            f"period in queue: {waited_ms}ms, size of queue: {lane.count}"
+                            f"period in queue: {waited_ms}ms, size of queue: {lane.requests}"
                         )
                         worker.refuse(request, reason)
                     else:

@@ -34,11 +34,11 @@ from ternmq.errors import (
     TooManyCalls,
 )
 from ternmq.net.gate import Gate, Rights, Rule
-from ternmq.net.lanes import Lanes
+from ternmq.net.lanes import FULL, Lane, Lanes
 from ternmq.net.latency import Latency
 from ternmq.net.limits import OUTGOING, Usage
 from ternmq.net.rpc_latency import RpcEnd, RpcLatencies, end_of
-from ternmq.net.runs import RunHandler, RunWorker
+from ternmq.net.runs import ReadRuns, RunHandler, RunWorker
 from ternmq.net.stream import IDLE_S, Stream
 from ternmq.net.stream import format_address as format_address  # for all that name a peer
 from ternmq.types import Buffer
@@ -46,6 +46,7 @@ from ternmq.wire.auth import Credentials
 from ternmq.wire.codes import FLAG_ONEWAY, JSON, RequestCode, ResponseCode
 from ternmq.wire.frame import RUN_CODES, FrameDecoder, encode_reply, encode_request, frame, request_in
 from ternmq.wire.header import Fields, Header, Reply, Request, Response
+from ternmq.wire.refusal import SEND_BYTES_MIN, Refusal
 
 if TYPE_CHECKING:
     from ternmq._native import Sends
@@ -61,6 +62,7 @@ SMALL_REPLY_BYTES: Final = 4 * 1024
 #: An error that quotes what it was given may be as long as that.
 REMARK_CHARS_MAX: Final = 4 * 1024
 _OPAQUE_MASK: Final = 0x7FFFFFFF
+_REFUSAL: Final = Refusal(FULL)
 
 Handler = Callable[["Peer", Request[Any]], "Reply | bytes | Awaitable[Reply | None] | None"]
 
@@ -147,6 +149,12 @@ class Peer(Stream):
         self._decoder = FrameDecoder(bytes_max=self._frame_bytes_max, typed=gate is None)
         #: For runs of sends. A gate without a short way looks at each request alone.
         self._runs = self._run_worker(gate) if gate is None or gate.is_quick else None
+        sends = routes.get(RequestCode.SEND_MESSAGE_V2)
+        #: The lane of sends, if they are served here.
+        self._sends = lanes[sends.lane] if sends is not None else None
+        #: It brought more than the lane takes, and is not read for a while (``lanes.read_later``).
+        self._is_held = False
+        self._is_narrow = False
         #: The last read ended within a frame.
         self._is_cut = False
         self._calls: dict[int, Caller] = {}
@@ -488,7 +496,12 @@ class Peer(Stream):
 
     def data_received(self, data: bytes) -> None:
         now = self._active_at = self._loop.time()
-        decoder, runs = self._decoder, self._runs
+        decoder, runs, sends = self._decoder, self._runs, self._sends
+        refused = 0
+        if sends is not None:
+            room = sends.limit - len(sends.jobs) - sends.keyed - sends.in_runs
+            if room * SEND_BYTES_MIN < len(data) and not self._is_full:
+                data, refused = self._refuse_sends(decoder.whole(data), sends, room)
         try:
             commands = decoder.feed(data, runs.can_start if runs is not None else None)
         except RemoteProtocolError as error:
@@ -497,11 +510,12 @@ class Peer(Stream):
             return
         if decoder.kept_bytes or self._is_cut:
             self._is_cut = decoder.kept_bytes > 0
-            self._usage.keeps(self, decoder.kept_bytes, is_new=bool(commands))
+            self._usage.keeps(self, decoder.kept_bytes, is_new=bool(commands or refused))
         lanes, routes = self._lanes, self._routes
         by_name = lanes.by_name
         arrived = self.latencies.time() if self.latencies is not None else 0.0
-        in_runs = responses = 0
+        read: ReadRuns | None = None
+        responses = 0
         for command in commands:
             if isinstance(command, Response):
                 responses += 1
@@ -511,8 +525,9 @@ class Peer(Stream):
                 continue
             if not isinstance(command, Request):
                 assert runs is not None, "runs are only made where there is one to take them"
-                runs.arrived = arrived
-                in_runs = self._submit_run(runs, command, now, in_runs)
+                if read is None:
+                    read = ReadRuns(runs, arrived)
+                self._submit_run(read, command, now)
                 continue
             command.arrived = arrived
             route = routes.get(command.code)
@@ -533,18 +548,39 @@ class Peer(Stream):
         if responses < len(commands):
             lanes.run()
 
-    def _submit_run(self, runs: RunWorker, sends: Sends, now: float, in_runs: int) -> int:
-        """Queue a run as one job if its lane has room for all its requests, else each of them. So many requests of this
-        read as ``in_runs`` wait without a job of their own; returns how many do now."""
-        lane, lanes, count, size = runs.lane, self._lanes, sends.count, sends.frame_bytes
-        if lane.count + in_runs + count <= lane.config.capacity and lane.queued_bytes + size <= lane.config.bytes_max:
-            lanes.submit(lane, runs, sends, now, size)
-            return in_runs + count - 1
+    def _refuse_sends(self, data: bytes, lane: Lane, room: int) -> tuple[bytes, int]:
+        """Refuse sends of a read that find their lane full, before they are decoded: what is left of it, and how many
+        were refused."""
+        data, replies, count = _REFUSAL.split(data, room, self._frame_bytes_max)
+        if count:
+            lane.refused_full += count
+            self.reply_all(replies)
+            if not self._is_paused and not self._is_held and self._transport is not None:
+                # A turn of the loop would read as much as the kernel has, megabytes.
+                self._is_held = True
+                if not self._is_narrow:
+                    self._is_narrow = True
+                    self._narrow()
+                self._transport.pause_reading()
+                self._lanes.read_later(self._read_on)
+        return data, count
+
+    def _read_on(self) -> None:
+        self._is_held = False
+        if not self._is_paused and self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _submit_run(self, read: ReadRuns, sends: Sends, now: float) -> None:
+        """Queue a run as one job if its lane has room for all its requests, else each of them."""
+        lane, lanes, count, size = read.runs.lane, self._lanes, sends.count, sends.frame_bytes
+        if lane.requests + count <= lane.limit and lane.queued_bytes + size <= lane.config.bytes_max:
+            lane.in_runs += count - 1
+            lanes.submit(lane, read, sends, now, size)
+            return
         for number in range(count):
             request = request_in(sends, number)
-            request.arrived = runs.arrived
+            request.arrived = read.arrived
             lanes.submit(lane, self, request, now, request.frame_bytes)
-        return in_runs
 
 
 class _Awaited:

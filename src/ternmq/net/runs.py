@@ -12,8 +12,9 @@ disk or for other brokers are answered together, too.
 
 A run is bounded in requests and bytes (``native/src/sends.rs``), so that one job stays short. But a short request may
 ask for much, as the commit of a large message does: when some have taken the usual way and the turn is over, the rest
-become jobs of their own. The bounds of a lane count jobs. A run is only made for a lane on which nothing waits, and
-that has room for all its requests; so a lane never has more requests than its bound and those of one read.
+become jobs of their own. The bounds of a lane count the requests of its runs (``Lane.in_runs``), and a run is only
+queued if there is room for all of it. Runs are made while requests wait, too: a broker that has more to do than it can
+must not need more time for each.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.frame import RUN_CODES, RUN_MISSES_MAX, request_in
 from ternmq.wire.header import Request
 from ternmq.wire.record import HOST_V4_BYTES
+from ternmq.wire.refusal import Refusal
 
 if TYPE_CHECKING:
     from ternmq._native import Sends
@@ -55,10 +57,31 @@ class RunHandler(Protocol):
         ...
 
 
-class RunWorker:
-    """The runs of one connection (``lanes.Worker``)."""
+class ReadRuns:
+    """The runs of one read (``lanes.Worker``). Those of several reads of a connection may wait at once."""
 
-    __slots__ = ("_gate", "_handler", "_lanes", "_peer", "_row", "arrived", "lane")
+    __slots__ = ("arrived", "runs")
+
+    def __init__(self, runs: RunWorker, arrived: float) -> None:
+        self.runs = runs
+        #: When they were read.
+        self.arrived = arrived
+
+    def run(self, sends: Sends) -> None:
+        self.runs.run(sends, self.arrived)
+
+    def refuse(self, sends: Sends, reason: str) -> None:
+        self.runs.refuse(sends, reason, self.arrived)
+
+    def flush(self) -> None:
+        """Write what was answered now."""
+        self.runs.flush()
+
+
+class RunWorker:
+    """The runs of one connection."""
+
+    __slots__ = ("_gate", "_handler", "_lanes", "_peer", "_row", "lane")
 
     def __init__(self, peer: Peer, handler: RunHandler, lanes: Lanes, lane: Lane, gate: Gate | None) -> None:
         self._peer = peer
@@ -66,8 +89,6 @@ class RunWorker:
         self._gate = gate
         self._handler = handler
         self.lane = lane
-        #: When the runs that wait were read. They are all of one read: none is made while another waits.
-        self.arrived = 0.0
         #: Where sends of this connection are counted.
         self._row: Latency | None = None
 
@@ -77,9 +98,9 @@ class RunWorker:
         Records of clients of IPv6 have another form, which no kernel writes: their sends would be parsed twice.
         """
         lane = self.lane
-        return not lane.jobs and not lane.keyed and len(self._peer.host) == HOST_V4_BYTES and self._handler.takes_runs()
+        return not lane.keyed and len(self._peer.host) == HOST_V4_BYTES and self._handler.takes_runs()
 
-    def run(self, sends: Sends) -> None:
+    def run(self, sends: Sends, arrived: float) -> None:
         """Handle the requests of a run, in order; those that a turn has no time for go back to the lane."""
         peer, number, count, tries = self._peer, 0, sends.count, RUN_MISSES_MAX
         alone = 0
@@ -88,18 +109,18 @@ class RunWorker:
             if tries and not peer.is_full:
                 first = number
                 if self._is_admitted(sends):
-                    number = self._run_parts(sends, first)
+                    number = self._run_parts(sends, first, arrived)
                     if number == count:
                         return
                 tries -= number == first
-            peer.run(self._request(sends, number))
+            peer.run(_request(sends, number, arrived))
             number += 1
             alone += 1
             if not alone % SLOW_REQUESTS and self._lanes.is_over():
-                self._lanes.give_back(self.lane, peer, [self._request(sends, left) for left in range(number, count)])
+                self._lanes.give_back(self.lane, peer, [_request(sends, left, arrived) for left in range(number, count)])
                 return
 
-    def _run_parts(self, sends: Sends, number: int) -> int:
+    def _run_parts(self, sends: Sends, number: int, arrived: float) -> int:
         """Handle requests together, from number ``number`` on; the number of the first that was not.
 
         What is done is answered before the next part begins: an error concerns those that are left.
@@ -108,16 +129,16 @@ class RunWorker:
         while number < count and not peer.is_full:
             first = number
             try:
-                number, replies, ends = handler.run(peer, sends, first, arrived=self.arrived)
+                number, replies, ends = handler.run(peer, sends, first, arrived=arrived)
             except Exception as error:
                 # Which of them are stored is not known.
                 for left in range(first, count):
-                    peer.fail(self._request(sends, left), error)
+                    peer.fail(_request(sends, left, arrived), error)
                 return count
             if replies:
                 peer.reply_all(replies)
                 if peer.latencies is not None:
-                    self._note(peer.latencies, sends, first, number - first - ends, ends)
+                    self._note(peer.latencies, sends, arrived, first, number - first - ends, ends)
             if number == first:
                 break
         return number
@@ -132,20 +153,29 @@ class RunWorker:
             self._peer, account.secret, {topic for topic, _ in sends.places}
         )
 
-    def refuse(self, sends: Sends, reason: str) -> None:
+    def refuse(self, sends: Sends, reason: str, arrived: float) -> None:
         """Answer each request that there is too much to do."""
+        peer = self._peer
+        if not peer.is_full:
+            frames = sends.data[sends.frame(0)[0] : sends.end]
+            _, replies, count = Refusal(reason).split(frames, 0, len(frames))
+            if count == sends.count:
+                peer.reply_all(replies)
+                return
         for number in range(sends.count):
-            self._peer.refuse(self._request(sends, number), reason)
+            peer.refuse(_request(sends, number, arrived), reason)
 
     def flush(self) -> None:
         """Write what was answered now."""
         self._peer.flush()
 
-    def _note(self, latencies: RpcLatencies, sends: Sends, first: int, plain: int, ends: int) -> None:
+    def _note(
+        self, latencies: RpcLatencies, sends: Sends, arrived: float, first: int, plain: int, ends: int
+    ) -> None:
         """So many requests of a run are answered, with success. A client sends all its messages with one code, so that
         is looked up once; should it have two, they count as one."""
         if ends:
-            latencies.note(RequestCode.END_TRANSACTION, ResponseCode.SUCCESS, RpcEnd.ANSWERED, self.arrived, ends)
+            latencies.note(RequestCode.END_TRANSACTION, ResponseCode.SUCCESS, RpcEnd.ANSWERED, arrived, ends)
         if not plain:
             return
         row = self._row
@@ -154,12 +184,13 @@ class RunWorker:
             codes = (code_of(sends, number) for number in range(first, first + plain + ends))
             code = next(code for code in codes if code != RequestCode.END_TRANSACTION)
             row = self._row = latencies.row(code, ResponseCode.SUCCESS, RpcEnd.ANSWERED)
-        row.add(latencies.time() - self.arrived, plain)
+        row.add(latencies.time() - arrived, plain)
 
-    def _request(self, sends: Sends, number: int) -> Request[Any]:
-        request = request_in(sends, number)
-        request.arrived = self.arrived
-        return request
+
+def _request(sends: Sends, number: int, arrived: float) -> Request[Any]:
+    request = request_in(sends, number)
+    request.arrived = arrived
+    return request
 
 
 def code_of(sends: Sends, number: int) -> int:

@@ -10,7 +10,9 @@ which ends a connection whose peer takes nothing for a while. Whether to continu
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import socket
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Final, cast
@@ -27,6 +29,8 @@ IDLE_S: Final = 120.0
 JOIN_BYTES_MAX: Final = 64 * 1024
 #: How long a connection that is closed may take to write what is left.
 CLOSE_S: Final = 5.0
+#: What the kernel keeps of a connection that brings more than can be served; megabytes of it would wait for seconds.
+NARROW_BYTES: Final = 256 * 1024
 
 
 class Stream(asyncio.Protocol):
@@ -124,6 +128,13 @@ class Stream(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
             self._usage.resumed(self)
+
+    def _narrow(self) -> None:
+        """Let the kernel keep little of what is not read yet, from now on: the other side notices sooner."""
+        sock = self._transport.get_extra_info("socket") if self._transport is not None else None
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, NARROW_BYTES)
 
     # --- Writing ---------------------------------------------------------------------------------------------
 

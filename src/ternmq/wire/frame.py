@@ -147,12 +147,7 @@ class FrameDecoder:
         Plain sends that follow each other stay together if ``takes_runs`` says so; it is asked when there are some.
         """
         if self._kept:
-            self._append(data)
-            if self.kept_bytes < self._wanted_bytes:
-                return []
-            data = b"".join(self._kept)
-            self._kept.clear()
-            self.kept_bytes = 0
+            data = self.whole(data)
         commands: list[Any] = []
         tries = RUN_MISSES_MAX if HAS_NATIVE and takes_runs is not None else 0
         run_end = -1
@@ -203,6 +198,19 @@ class FrameDecoder:
         if at < end:
             self._keep(data, at, end)
         return commands
+
+    def whole(self, data: bytes) -> bytes:
+        """What was read, from the start of a frame on: with what is kept of it. Empty while it is not complete, and
+        ``data`` is kept then."""
+        if not self._kept:
+            return data
+        self._append(data)
+        if self.kept_bytes < self._wanted_bytes:
+            return b""
+        data = b"".join(self._kept)
+        self._kept.clear()
+        self.kept_bytes = 0
+        return data
 
     def _run_at(self, data: bytes, at: int) -> Sends | None:
         """Sends from ``at`` on that can stay together; None if these are not at least two."""
