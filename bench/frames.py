@@ -86,12 +86,12 @@ class FedBroker:
         self.peer = Peer(server._routes, server.lanes, server._tasks, usage=server.usage)  # noqa: SLF001 - no socket
         self.peer.connection_made(self._wire)
 
-    async def feed(self, data: bytes, clock: Clock, count: int = WINDOW) -> bytes:
-        """Let the broker read frames, the work of ``count`` messages; what it replies."""
+    async def feed(self, data: bytes, clock: Clock, count: int = WINDOW, *, lane: str = SEND) -> bytes:
+        """Let the broker read frames of one ``lane``, the work of ``count`` messages; what it replies."""
         with clock.running(count):
             self.peer.data_received(data)
             await asyncio.sleep(0)
-            while self._server.lanes[SEND].count:  # noqa: ASYNC110 - turns of the loop are what is measured
+            while self._server.lanes[lane].count:  # noqa: ASYNC110 - turns of the loop are what is measured
                 # On a busy machine the lane gives way to others before it is done.
                 await asyncio.sleep(0)
         await asyncio.sleep(0.001)

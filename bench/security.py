@@ -12,7 +12,8 @@ is a client that signs and a broker that does not check: beside it, *acl* shows 
 - **CPU** of the broker (TernMQ only): frames that were made and signed before, in windows of 64. The client costs next
   to nothing, so this is what the gate alone costs.
 
-The tables show medians of the rounds, and each figure beside that without security.
+The tables show medians of the rounds, and each figure beside that without security. What the gate costs in throughput
+is printed as the ratio of *acl* to *signed* in the same round: both drift with the machine, their ratio less so.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ from ternmq.wire.frame import FrameDecoder, encode_request
 from ternmq.wire.header import Request
 from ternmq.wire.properties import join
 from ternmq.wire.requests import SendMessageV2
+from tests.interop import jvm
 
 TOPIC: Final = "bench-orders"
 _ACCOUNTS: Final = f"""\
@@ -279,11 +281,26 @@ async def _route(client: ClientConfig) -> str:
 
 
 def _print(title: str, unit: str, figures: dict[tuple[str, str], list[float]]) -> None:
+    """Print what was measured so far, also if a later round failed."""
     print(f"\n{title}\n")
     for (system, kind), values in figures.items():
-        median, base = statistics.median(values), statistics.median(figures[system, "none"])
+        if not values:
+            continue
+        base = figures.get((system, "none"))
+        median = statistics.median(values)
+        ratio = f"{median / statistics.median(base):.3f}x" if base else ""
         rounds = ", ".join(f"{value:.1f}" for value in values)
-        print(f"  {system:9} {kind:5} {median:10.1f} {unit:14} {median / base:.3f}x   rounds: {rounds}")
+        print(f"  {system:9} {kind:6} {median:10.1f} {unit:14} {ratio:7} rounds: {rounds}")
+    for system in dict.fromkeys(system for system, _ in figures):
+        pairs = zip(figures.get((system, "acl"), ()), figures.get((system, "signed"), ()), strict=False)
+        ratios = sorted(acl / signed for acl, signed in pairs)
+        if len(ratios) > 1:
+            low, median, high = statistics.quantiles(ratios, n=4)
+            print(
+                f"  {system:9} acl beside signed, round by round: median {median:.3f}x, half of the rounds {low:.3f}x "
+                f"to {high:.3f}x, {len(ratios)} rounds"
+            )
+    sys.stdout.flush()
 
 
 def main() -> None:
@@ -296,10 +313,17 @@ def main() -> None:
     parser.add_argument("--gate", action="store_true", help="only the gate, and a broker in process")
     parser.add_argument("--window", choices=("none", "signed", "acl"), help=argparse.SUPPRESS)
     parser.add_argument("--system", choices=("ternmq", "rocketmq"), help="only this one")
+    parser.add_argument("--kinds", help="only these, separated by commas; signed,acl for what the gate costs")
     options = parser.parse_args()
     if options.window:
         print(asyncio.run(window(options.window)))
         return
+    if not options.gate and (options.rounds or options.system != "ternmq"):
+        # Before minutes of measurements, not after them.
+        try:
+            jvm.installed(systems.ROCKETMQ_VERSION)
+        except jvm.JavaMissing as error:
+            raise SystemExit(f"{error}; without Java: --gate, or --system ternmq --rounds 0") from None
     print(f"{machine()}; {kernels.describe()}", flush=True)
     gate()
     broker_in_process()
@@ -308,6 +332,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         directory = Path(name)
         kinds = kinds_in(directory)
+        if options.kinds:
+            kinds = {name: kinds[name] for name in options.kinds.split(",")}
         starts: dict[str, Callable[[str, Kind], AbstractContextManager[System]]] = {
             "rocketmq": lambda name, kind: systems.start_rocketmq(
                 directory / f"rocketmq-{name}", settings=_PATIENT | kind.rocketmq, properties=kind.server_properties
@@ -332,26 +358,28 @@ def main() -> None:
             _print("CPU of the broker for a send, made before, 64 in flight", "us", cpu)
         rates: dict[tuple[str, str], list[float]] = {key: [] for key in running}
         loads: dict[tuple[str, str], list[float]] = {key: [] for key in running}
-        for _ in range(options.rounds):
-            for key, system in running.items():
-                kind = kinds[key[1]]
-                measured = load.send_with(
-                    kind.client_properties,
-                    system,
-                    directory,
-                    topic=TOPIC,
-                    threads=options.threads,
-                    warmUpS=4,
-                    seconds=options.seconds,
-                    **kind.load,
-                )
-                if measured.failed:
-                    raise SystemExit(f"{key}: {measured.failed} sends failed")
-                rates[key].append(measured.rate)
-                loads[key].append(measured.cpu_us_per_message)
-        if options.rounds:
-            _print(f"Java client, {options.threads} threads, synchronous sends of 128 bytes", "messages/s", rates)
-            _print("CPU of the broker for each of them", "us", loads)
+        try:
+            for _ in range(options.rounds):
+                for key, system in running.items():
+                    kind = kinds[key[1]]
+                    measured = load.send_with(
+                        kind.client_properties,
+                        system,
+                        directory,
+                        topic=TOPIC,
+                        threads=options.threads,
+                        warmUpS=4,
+                        seconds=options.seconds,
+                        **kind.load,
+                    )
+                    if measured.failed:
+                        raise SystemExit(f"{key}: {measured.failed} sends failed")
+                    rates[key].append(measured.rate)
+                    loads[key].append(measured.cpu_us_per_message)
+        finally:
+            if options.rounds:
+                _print(f"Java client, {options.threads} threads, synchronous sends of 128 bytes", "messages/s", rates)
+                _print("CPU of the broker for each of them", "us", loads)
 
 
 if __name__ == "__main__":

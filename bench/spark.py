@@ -188,28 +188,40 @@ def compare(sources: Mapping[str, Source], rounds: int, read: Callable[[Source],
 
 
 def report(sources: Mapping[str, Source], directory: str, rows: int, rounds: int) -> None:
-    """Both tables, line by line."""
+    """The table of all sources, line by line."""
     print(f"| | {BARE} | {THEIRS} | {OURS} | TernMQ / Kafka | TernMQ / generator |\n|---|--:|--:|--:|--:|--:|")
-    queued = {name: source for name, source in sources.items() if source.stream is not None}
+    queued = _queued(sources)
     for title, columns in COLUMN_SETS.items():
         _print(f"batch, {title}", compare(sources, rounds, partial(batch, rows=rows, columns=columns)))
         tail = partial(stream, after=rows * (GROWTH[-1] - 1), columns=columns, directory=directory)
         _print(f"stream, {title}", compare(queued, rounds, tail))
 
-    print(f"\n| all columns | {' | '.join(f'{rows * times:,} rows' for times in GROWTH)} |\n|---|--:|--:|--:|")
-    growing: dict[str, list[Callable[[Source], int]]] = {
-        "batch": [partial(batch, rows=rows * times, columns="") for times in GROWTH],
-        "stream": [
-            partial(stream, after=rows * (GROWTH[-1] - times), columns="", directory=directory) for times in GROWTH
-        ],
-    }
-    for title, reads in growing.items():
-        by_size = [compare(queued, rounds, read) for read in reads]
-        for name in queued:
-            rates = (statistics.median(one.rate for one in found[name]) for found in by_size)
-            costs = (statistics.median(one.cpu_us for one in found[name]) for found in by_size)
-            print(f"| {title}, {name}: rows/s | {' | '.join(f'{rate:,.0f}' for rate in rates)} |")
-            print(f"| … CPU, µs a row | {' | '.join(f'{cost:.2f}' for cost in costs)} |", flush=True)
+
+def report_growth(sources: Mapping[str, Source], directory: str, rows: int, rounds: int) -> None:
+    """More and more rows, in a JVM that becomes warm."""
+    queued = _queued(sources)
+    for kind, columns in COLUMN_SETS.items():
+        if columns == BODY_ALONE:
+            continue
+        print(f"\n| {kind} | {' | '.join(f'{rows * times:,} rows' for times in GROWTH)} |\n|---|--:|--:|--:|")
+        growing: dict[str, list[Callable[[Source], int]]] = {
+            "batch": [partial(batch, rows=rows * times, columns=columns) for times in GROWTH],
+            "stream": [
+                partial(stream, after=rows * (GROWTH[-1] - times), columns=columns, directory=directory)
+                for times in GROWTH
+            ],
+        }
+        for title, reads in growing.items():
+            by_size = [compare(queued, rounds, read) for read in reads]
+            for name in queued:
+                rates = (statistics.median(one.rate for one in found[name]) for found in by_size)
+                costs = (statistics.median(one.cpu_us for one in found[name]) for found in by_size)
+                print(f"| {title}, {name}: rows/s | {' | '.join(f'{rate:,.0f}' for rate in rates)} |")
+                print(f"| … CPU, µs a row | {' | '.join(f'{cost:.2f}' for cost in costs)} |", flush=True)
+
+
+def _queued(sources: Mapping[str, Source]) -> dict[str, Source]:
+    return {name: source for name, source in sources.items() if source.stream is not None}
 
 
 def _print(title: str, found: dict[str, list[Measured]]) -> None:
@@ -225,6 +237,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="script/bench --spark", description=(__doc__ or "").split("\n\n")[1])
     parser.add_argument("--rows", type=int, default=1_000_000, metavar="N", help="rows of a read (1,000,000)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="how often each source is measured (3)")
+    parser.add_argument("--growth", action="store_true", help="only the reads of more and more rows")
     args = parser.parse_args()
     # Whole batches of the generator.
     rows = max(1, args.rows // (TASKS * BATCH_ROWS)) * TASKS * BATCH_ROWS
@@ -239,7 +252,9 @@ def main() -> None:
         fill_kafka(spark, kafka, rows * GROWTH[-1])
         sources = {BARE: generator(spark), THEIRS: kafka_source(spark, kafka), OURS: ternmq(spark, system)}
         print(f"{machine()}; {rows:,} rows, {args.rounds} round(s)\n")
-        report(sources, directory, rows, args.rounds)
+        if not args.growth:
+            report(sources, directory, rows, args.rounds)
+        report_growth(sources, directory, rows, args.rounds)
     spark.stop()
 
 

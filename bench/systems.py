@@ -2,7 +2,7 @@
 
 RocketMQ (4.9.4, and 5.2.0 for pop) runs with its own defaults (1 GiB files, asynchronous flush) and its
 recommended collector, with a heap of 1 GiB that is not touched in advance, so that its real memory use is measured.
-TernMQ is ``tern up``.
+TernMQ is ``tern up``, or, where priorities matter, a name server and a broker (``start_ternmq_here``).
 """
 
 from __future__ import annotations
@@ -122,6 +122,30 @@ def start_ternmq(
     with _started(command, directory) as (process, ready_s):
         first, *more = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
         yield System("TernMQ", f"127.0.0.1:{port}", first, ready_s, tuple(more))
+
+
+@contextmanager
+def start_ternmq_here(directory: Path, *, settings: Mapping[str, object] | None = None) -> Iterator[System]:
+    """A name server and a broker as processes of this session, as RocketMQ's are. The brokers of ``tern up`` have
+    sessions of their own, and the kernel may schedule by session: see ``is_scheduled_here``."""
+    started = time.monotonic()
+    with (
+        start_ternmq_names(directory / "namesrv") as names,
+        _ternmq_broker(directory / "broker-a", names, dict(settings or {})) as broker,
+    ):
+        yield System("TernMQ", names, broker.pid, time.monotonic() - started)
+
+
+def is_scheduled_here(pid: int) -> bool:
+    """Whether the kernel schedules a process together with this one. Where it does not (``sched_autogroup_enabled``,
+    and another session), priorities of one group mean nothing to the other: a process of ours with SCHED_IDLE keeps
+    the processor until the next tick, 4 ms with 250 Hz, while a broker of another session waits for it."""
+    try:
+        if not int(Path("/proc/sys/kernel/sched_autogroup_enabled").read_text()):
+            return True
+        return Path(f"/proc/{pid}/autogroup").read_text() == Path("/proc/self/autogroup").read_text()
+    except FileNotFoundError:
+        return True  # a kernel without such groups
 
 
 @dataclass(slots=True, frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import inspect
 import sys
 import tempfile
@@ -20,10 +21,6 @@ from types import ModuleType
 
 from hypothesis import HealthCheck, settings
 
-import tests.delay.test_kernels
-import tests.delay.test_timed_sends
-import tests.test_kernels
-import tests.test_send_kernel
 from ternmq.kernels import HAS_NATIVE
 from tests.broker.test_runs import Reads, check_same, plain
 from tests.store.log.test_waiting_runs import LOGS
@@ -31,7 +28,13 @@ from tests.store.log.test_waiting_runs import (
     test_a_store_that_takes_runs_has_what_one_that_takes_each_send_has as check_stores,
 )
 
-MODULES = (tests.test_kernels, tests.test_send_kernel, tests.delay.test_kernels, tests.delay.test_timed_sends)
+# A busy machine is no reason to stop. Tests take over the profile that is loaded when they are defined, so it is first.
+settings.register_profile("soak", deadline=None, print_blob=True, suppress_health_check=list(HealthCheck))
+settings.load_profile("soak")
+MODULES = [
+    importlib.import_module(f"tests.{name}")
+    for name in ("test_kernels", "test_send_kernel", "delay.test_kernels", "delay.test_timed_sends")
+]
 
 
 def property_tests(module: ModuleType) -> Iterator[Callable[[], None]]:
@@ -39,11 +42,6 @@ def property_tests(module: ModuleType) -> Iterator[Callable[[], None]]:
     for name, test in vars(module).items():
         if name.startswith("test_") and hasattr(test, "hypothesis") and not inspect.signature(test).parameters:
             yield test
-
-
-# A busy machine is no reason to stop.
-settings.register_profile("soak", deadline=None, print_blob=True, suppress_health_check=list(HealthCheck))
-settings.load_profile("soak")
 
 
 def run(seed: int) -> None:

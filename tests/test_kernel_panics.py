@@ -12,8 +12,10 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
+from msgspec.structs import astuple
 
 from ternmq.kernels import HAS_NATIVE, native
+from ternmq.message import Message
 from ternmq.wire.auth import Secret
 from ternmq.wire.batch import pack_messages
 from ternmq.wire.codes import RequestCode
@@ -350,32 +352,29 @@ def test_no_record_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[
     assert "" == capfd.readouterr().err
 
 
-class Odd:
-    """Has the attributes of a message, with values of any kind."""
-
-    def __init__(self, damage: Damage) -> None:
-        odd: tuple[Any, ...] = (
-            "a",
-            "",
-            "\ud800",
-            "\x01",
-            b"x",
-            None,
-            0,
-            -1,
-            2**31,
-            2**70,
-            True,
-            (),
-            {},
-            {"a": 1},
-            {1: "a"},
-            [],
-        )
-        good: dict[str, Any] = {"topic": "orders", "body": b"x", "properties": {"a": "b"}, "flag": 1, "delay_level": 0}
-        good |= {"tags": "t", "keys": "k", "sharding_key": "", "wait_store_ok": True, "deliver_at": None, "delay": None}
-        for name, value in good.items():
-            setattr(self, name, damage.pick((*[value] * 40, *odd)))
+def odd_message(damage: Damage) -> Message:
+    """Its fields have values of any kind."""
+    odd: tuple[Any, ...] = (
+        "a",
+        "",
+        "\ud800",
+        "\x01",
+        b"x",
+        None,
+        0,
+        -1,
+        2**31,
+        2**70,
+        True,
+        (),
+        {},
+        {"a": 1},
+        {1: "a"},
+        [],
+    )
+    good: dict[str, Any] = {"topic": "orders", "body": b"x", "properties": {"a": "b"}, "flag": 1, "delay_level": 0}
+    good |= {"tags": "t", "keys": "k", "sharding_key": "", "wait_store_ok": True, "deliver_at": None, "delay": None}
+    return Message(**{name: damage.pick((*[value] * 40, *odd)) for name, value in good.items()})
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -384,7 +383,7 @@ def test_no_message_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture
     damage = Damage(seed)
     packed = 0
     for _ in range(ROUNDS):
-        messages: list[Any] = [Odd(damage) for _ in range(damage.pick((0, 1, 2, 5)))]
+        messages: list[Any] = [odd_message(damage) for _ in range(damage.pick((0, 1, 2, 5)))]
         made = attempt(
             native.pack_batch,
             messages,
@@ -393,7 +392,18 @@ def test_no_message_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture
             namespace=damage.pick(("", "space", "\x02")),
             body_bytes_max=damage.pick((0, 40, 1 << 20)),
             reserved=frozenset({"KEYS"}),
+            astuple=damage.pick((*[astuple] * 40, repr, tuple, None)),
         )
         packed += made is not None
+        attempt(
+            native.pack_properties,
+            odd_message(damage),
+            damage.pick(("P", "", "\x01", "é")),
+            damage.number(),
+            namespace=damage.pick(("", "space", "\x02")),
+            body_bytes_max=damage.pick((0, 40, 1 << 20)),
+            reserved=frozenset({"KEYS"}),
+            astuple=damage.pick((*[astuple] * 40, repr, tuple, None)),
+        )
     assert packed, "some messages are still good"
     assert "" == capfd.readouterr().err

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 from unittest import mock
@@ -118,9 +119,20 @@ def test_an_ordinary_batch_is_taken(tmp_path: Path) -> None:
         assert 2 == store.max_offset("orders", 1)
 
 
-def expanded(data: bytes, page: bytearray, **limits: int) -> tuple[Any, ...] | None:
+def test_a_batch_for_which_room_must_be_made_is_taken(tmp_path: Path) -> None:
+    """E6, C1: behind the window, and behind the end of a segment."""
+    data = pack_messages([(0, bytes(300), f"UNIQ_KEY\x01{number}\x02") for number in range(3)])
+    with quiet_store(small_config(tmp_path)) as store:
+        store.put(draft())  # gives the log a window
+        ends = [placed.end_offset for _ in range(40) if (placed := sent(store, data)) is not None]
+        assert 40 == len(ends)
+        assert {ends[1] - ends[0]} < {later - earlier for earlier, later in pairwise(ends)}, "a segment has ended"
+        assert 120 == store.max_offset("orders", 1)
+
+
+def expanded(data: bytes, page: bytearray, **limits: int) -> Any:
     given = {"body_bytes_max": 1 << 22, "record_bytes_max": 1 << 22} | limits
-    made: tuple[Any, ...] | None = native.expand_batch(
+    return native.expand_batch(
         page,
         0,
         len(page),
@@ -136,7 +148,6 @@ def expanded(data: bytes, page: bytearray, **limits: int) -> tuple[Any, ...] | N
         more_properties=b"",
         **given,
     )
-    return made
 
 
 def test_limits_are_hit_exactly() -> None:
@@ -148,16 +159,23 @@ def test_limits_are_hit_exactly() -> None:
         assert made is not None
         size = made[1]
         assert expanded(data, bytearray(size), body_bytes_max=4, record_bytes_max=size) is not None
-        for room_bytes, limits in (
-            (size - 1, {}),
-            (size, {"record_bytes_max": size - 1}),
-            (size, {"body_bytes_max": 3}),
+        for room_bytes, limits, said in (
+            (size - 1, {}, size),
+            (size, {"record_bytes_max": size - 1}, None),
+            (size, {"body_bytes_max": 3}, None),
         ):
             room = bytearray(room_bytes)
-            assert expanded(data, room, **limits) is None
+            assert said == expanded(data, room, **limits)
             assert not any(room)
     # One byte more, with the separator.
     assert expanded(pack_messages([(0, b"body", "UNIQ_KEY\x01" + "k" * 32_758)]), bytearray(1 << 16)) is None
+
+
+@given(st.binary(), st.lists(st.binary(), max_size=4), st.integers(0, 50))
+def test_a_text_is_found_wherever_it_stands(data: bytes, found: list[bytes], cut: int) -> None:
+    """E6: as Python finds it; the empty text, and none at all, too."""
+    for texts in (found, [*found, data[cut : cut + 3]]):
+        assert any(text in data for text in texts) is native.contains_any(data, texts)
 
 
 @pytest.mark.parametrize("length", [-(2**31), -1, 0, 21, 2**31 - 1])

@@ -21,6 +21,7 @@ mod refusal;
 mod scan;
 mod send_header;
 mod sends;
+mod sha1_lanes;
 mod signed_sends;
 mod signing;
 mod stored;
@@ -33,6 +34,7 @@ mod waiting;
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_function(wrap_pyfunction!(batch::contains_any, module)?)?;
     module.add_function(wrap_pyfunction!(batch::expand_batch, module)?)?;
     module.add_function(wrap_pyfunction!(batch::offset_ids, module)?)?;
     module.add_function(wrap_pyfunction!(delivery::deliver, module)?)?;
@@ -43,6 +45,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(index::index_put, module)?)?;
     module.add_function(wrap_pyfunction!(ops::store_ops, module)?)?;
     module.add_function(wrap_pyfunction!(packing::pack_batch, module)?)?;
+    module.add_function(wrap_pyfunction!(packing::pack_properties, module)?)?;
     module.add_function(wrap_pyfunction!(refusal::refuse_sends, module)?)?;
     module.add_function(wrap_pyfunction!(scan::scan, module)?)?;
     module.add_function(wrap_pyfunction!(sends::parse_sends, module)?)?;

@@ -10,7 +10,7 @@ use crate::properties::NotPlain;
 use crate::send_header::{
     Buffers, Field, Frame, Header, Values, SEND_BATCH_MESSAGE, SEND_MESSAGE, SEND_MESSAGE_V2,
 };
-use crate::signing::SigningKey;
+use crate::signing::{Claims, SigningKey};
 
 const FLAG_RESPONSE: i64 = 1;
 
@@ -29,41 +29,95 @@ impl Account {
         header: &Header<'_>,
         body: &[u8],
         buffers: &mut Buffers<'_>,
+        claims: &mut Claims,
     ) -> Result<(), NotPlain> {
+        if self.claim(header, body, buffers, claims)? && self.settle(claims).is_some() {
+            return Err(NotPlain);
+        }
+        Ok(())
+    }
+
+    /// The same, but a short request is only added to `claims`, which have room for it. Returns whether it was; else it
+    /// is signed.
+    pub fn claim(
+        &self,
+        header: &Header<'_>,
+        body: &[u8],
+        buffers: &mut Buffers<'_>,
+        claims: &mut Claims,
+    ) -> Result<bool, NotPlain> {
         if !self.codes.contains(&header.code)
             || header.flag & FLAG_RESPONSE != 0
             || body.len() > self.body_bytes_max
         {
             return Err(NotPlain);
         }
+        sort(&buffers.fields, &mut buffers.order)?;
+        let parts = SignedParts::of(header, buffers)?;
+        if parts.access_key != self.access_key {
+            return Err(NotPlain);
+        }
+        let claim = claims.next();
+        claim.clear();
+        let mut values = parts.values();
+        if values.try_for_each(|value| claim.add(value)).is_ok() && claim.add(body).is_ok() {
+            if !claim.sign(parts.signature) {
+                return Err(NotPlain);
+            }
+            claims.push();
+            return Ok(true);
+        }
+        let mut mac = self.key.mac();
+        parts.values().for_each(|value| mac.update(value));
+        mac.update(body);
+        if mac.has_made(parts.signature) {
+            Ok(false)
+        } else {
+            Err(NotPlain)
+        }
+    }
+
+    /// See `Claims`.
+    pub fn settle(&self, claims: &mut Claims) -> Option<usize> {
+        claims.settle(&self.key)
+    }
+}
+
+/// The values of a header in the order of their names; that of the signature is apart.
+struct SignedParts<'a> {
+    data: &'a [u8],
+    buffers: &'a Buffers<'a>,
+    signature_at: u8,
+    signature: &'a [u8],
+    access_key: &'a [u8],
+}
+
+impl<'a> SignedParts<'a> {
+    /// `buffers` are those of the header, sorted.
+    fn of(header: &'a Header<'_>, buffers: &'a Buffers<'_>) -> Result<Self, NotPlain> {
+        let find = |wanted: &[u8]| {
+            let at = buffers.fields.iter().rposition(|(name, _)| *name == wanted);
+            at.ok_or(NotPlain)
+        };
+        let value = |at: usize| buffers.fields[at].1.of(header.data, &buffers.decoded);
+        let signature_at = find(b"Signature")?;
+        Ok(Self {
+            data: header.data,
+            buffers,
+            signature_at: signature_at as u8,
+            signature: value(signature_at),
+            access_key: value(find(b"AccessKey")?),
+        })
+    }
+
+    fn values(&self) -> impl Iterator<Item = &'a [u8]> + use<'a, '_> {
         let Buffers {
             decoded,
             fields,
             order,
-        } = buffers;
-        sort(fields, order)?;
-        let mut mac = self.key.mac();
-        let (mut access_key, mut signature) = (None, None);
-        for &at in order.iter() {
-            let (name, value) = fields[usize::from(at)];
-            let value = value.of(header.data, decoded);
-            match name {
-                b"Signature" => {
-                    signature = Some(value);
-                    continue;
-                }
-                b"AccessKey" => access_key = Some(value),
-                _ => {}
-            }
-            mac.update(value);
-        }
-        mac.update(body);
-        let signature = signature.ok_or(NotPlain)?;
-        if access_key == Some(&self.access_key) && mac.has_made(signature) {
-            Ok(())
-        } else {
-            Err(NotPlain)
-        }
+        } = self.buffers;
+        let signed = order.iter().filter(|at| **at != self.signature_at);
+        signed.map(|at| fields[usize::from(*at)].1.of(self.data, decoded))
     }
 }
 
@@ -182,11 +236,20 @@ impl SignedSends {
         let mut done = at;
         let mut recent = Recent::default();
         let mut buffers = Buffers::default();
+        let mut claims = Claims::new();
         let work = || -> PyResult<()> {
             for _ in 0..count_max {
                 let frame = Frame::at(data.as_bytes(), done, frame_bytes_max);
                 let Some(frame) = frame else { break };
-                let read = self.read_one(py, data, view, &frame, &mut buffers, &mut recent)?;
+                let read = self.read_one(
+                    py,
+                    data,
+                    view,
+                    &frame,
+                    &mut buffers,
+                    &mut claims,
+                    &mut recent,
+                )?;
                 let Some(request) = read else { break };
                 commands.append(request)?;
                 done = frame.end();
@@ -199,7 +262,8 @@ impl SignedSends {
 }
 
 impl SignedSends {
-    /// The request in a frame; None if it is not a plain send signed by this account.
+    /// The request in a frame; None if it is not a plain send signed by this account. `claims` are empty.
+    #[allow(clippy::too_many_arguments)]
     fn read_one<'py, 'a>(
         &self,
         py: Python<'py>,
@@ -207,12 +271,14 @@ impl SignedSends {
         view: &Bound<'py, PyMemoryView>,
         frame: &Frame<'a>,
         buffers: &mut Buffers<'a>,
+        claims: &mut Claims,
         recent: &mut Recent<'py>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let Ok(header) = Header::read(frame.header, &self.account.codes, buffers) else {
             return Ok(None);
         };
-        if self.account.check(&header, frame.body, buffers).is_err() {
+        let checked = self.account.check(&header, frame.body, buffers, claims);
+        if checked.is_err() {
             return Ok(None);
         }
         let decoded = &buffers.decoded;
@@ -345,8 +411,12 @@ mod tests {
 
     /// A send, its values one behind the other in the order of their names signed.
     fn signed(key: &str, more: &str, body: &[u8]) -> Vec<u8> {
+        signed_to(0, key, more, body)
+    }
+
+    fn signed_to(queue_id: i32, key: &str, more: &str, body: &[u8]) -> Vec<u8> {
         let properties = "UNIQ_KEY\x01A1\x02";
-        let text = format!("t{key}g0{properties}");
+        let text = format!("t{key}g{queue_id}{properties}");
         let signing = SigningKey::from_secret(SECRET);
         let mut mac = signing.mac();
         mac.update(text.as_bytes());
@@ -354,7 +424,7 @@ mod tests {
         let signature = mac.signature();
         let signature = std::str::from_utf8(&signature).unwrap();
         let header = format!(
-            r#"{{"code":310,"extFields":{{"i":"{KEY}","e":"0","AA":"t","b":"g","AccessKey":"{key}",{more}"Signature":"{signature}"}},"flag":0,"opaque":7}}"#
+            r#"{{"code":310,"extFields":{{"i":"{KEY}","e":"{queue_id}","AA":"t","b":"g","AccessKey":"{key}",{more}"Signature":"{signature}"}},"flag":0,"opaque":7}}"#
         );
         frame(&header, body)
     }
@@ -393,6 +463,45 @@ mod tests {
         }
         // Fields that are not of a send are signed, and else nothing.
         assert_eq!(count(&signed("shop-key", r#""z":"","#, b"body"), &shop), 1);
+    }
+
+    #[test]
+    fn a_run_ends_before_the_first_false_send_wherever_it_stands() {
+        let shop = account(SECRET, &[SEND_MESSAGE_V2]);
+        let good = signed("shop-key", "", b"body");
+        let elsewhere = signed_to(5, "shop-key", "", b"body");
+        // Its text is too long to wait for others.
+        let long_shop = Account {
+            body_bytes_max: 10_000,
+            ..account(SECRET, &[SEND_MESSAGE_V2])
+        };
+        let long = signed("shop-key", "", &[7; 1_000]);
+        let mut false_one = good.clone();
+        *false_one.last_mut().unwrap() ^= 1;
+        for count in 1..=9 {
+            for wrong in 0..=count {
+                let mut frames = vec![good.clone(); count];
+                let far = count / 2;
+                frames[far] = elsewhere.clone();
+                frames[count / 3] = long.clone();
+                if wrong < count {
+                    frames[wrong] = false_one.clone();
+                }
+                let run = Run::parse_signed(&frames.concat(), 0, 1 << 20, &long_shop);
+                assert_eq!(run.requests.len(), wrong, "{count} {wrong}");
+                let places = usize::from(wrong > 0) + usize::from(wrong > far && far > count / 3);
+                assert_eq!(run.places.len(), places, "{count} {wrong}");
+                let texts = 1 + r"UNIQ_KEY A1".len();
+                assert_eq!(run.texts.len(), wrong * texts, "{count} {wrong}");
+                assert!(!run.is_full);
+            }
+        }
+        // Of 64 sends it is full, unless the last one is false.
+        let mut frames = vec![good; 70];
+        assert!(Run::parse_signed(&frames.concat(), 0, 1 << 20, &shop).is_full);
+        frames[63] = false_one;
+        let run = Run::parse_signed(&frames.concat(), 0, 1 << 20, &shop);
+        assert_eq!((run.requests.len(), run.is_full), (63, false));
     }
 
     #[test]

@@ -8,15 +8,14 @@ use pyo3::types::PyBytes;
 use sha1::block_api::compress;
 use sha1::{Digest, Sha1};
 
-const BLOCK_BYTES: usize = 64;
+use crate::sha1_lanes::{compress_each, Block, State, BLOCK_BYTES, LANES};
+
 const DIGEST_BYTES: usize = 20;
 /// A digest in Base64: 27 characters and one `=`.
 pub const SIGNATURE_BYTES: usize = 28;
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/// The five words that SHA-1 has after some blocks.
-type State = [u32; 5];
-/// What it begins with (FIPS 180-4, 5.3.1).
+/// What SHA-1 begins with (FIPS 180-4, 5.3.1).
 const BEGIN: State = [
     0x6745_2301,
     0xefcd_ab89,
@@ -36,7 +35,7 @@ pub struct SigningKey {
 
 impl SigningKey {
     pub fn from_secret(secret: &[u8]) -> Self {
-        let mut block = [0; BLOCK_BYTES];
+        let mut block: Block = [0; BLOCK_BYTES];
         if secret.len() <= BLOCK_BYTES {
             block[..secret.len()].copy_from_slice(secret);
         } else {
@@ -67,12 +66,14 @@ impl SigningKey {
 
 /// Blocks that are hashed by one call: all of a usual send.
 const GATHERED: usize = 8;
+/// The longest text that has its padding in these blocks.
+const SHORT_BYTES_MAX: usize = GATHERED * BLOCK_BYTES - 9;
 
 /// The signature of what was given to it, part by part.
 pub struct Mac<'a> {
     key: &'a SigningKey,
     state: State,
-    gathered: [[u8; BLOCK_BYTES]; GATHERED],
+    gathered: [Block; GATHERED],
     filled: usize,
     /// Hashed or gathered, with the block of the key.
     bytes: u64,
@@ -94,10 +95,8 @@ impl Mac<'_> {
 
     /// Whether `given` is the signature. The time does not tell where a wrong one differs.
     pub fn has_made(self, given: &[u8]) -> bool {
-        let made = black_box(self.signature());
-        let pairs = made.iter().zip(given);
-        let unlike = pairs.fold(0, |unlike, (one, other)| unlike | (one ^ other));
-        given.len() == SIGNATURE_BYTES && black_box(unlike) == 0
+        let given = given.try_into();
+        given.is_ok_and(|given| is_alike(&self.signature(), given))
     }
 
     pub fn signature(self) -> [u8; SIGNATURE_BYTES] {
@@ -105,39 +104,177 @@ impl Mac<'_> {
     }
 
     fn digest(mut self) -> [u8; DIGEST_BYTES] {
-        let inner = finished(&mut self.state, &mut self.gathered, self.filled, self.bytes);
-        let mut block = [[0; BLOCK_BYTES]];
-        block[0][..DIGEST_BYTES].copy_from_slice(&inner);
+        if self.filled > SHORT_BYTES_MAX {
+            // The padding needs a block more than there are.
+            let full = self.filled / BLOCK_BYTES;
+            compress(&mut self.state, &self.gathered[..full]);
+            self.gathered.copy_within(full.., 0);
+            self.filled %= BLOCK_BYTES;
+        }
+        let count = pad(&mut self.gathered, self.filled, self.bytes);
+        compress(&mut self.state, &self.gathered[..count]);
         let mut outer = self.key.outer;
-        let bytes = (BLOCK_BYTES + DIGEST_BYTES) as u64;
-        finished(&mut outer, &mut block, DIGEST_BYTES, bytes)
+        compress(&mut outer, &[outer_block(&self.state)]);
+        digest_of(&outer)
     }
 }
 
-/// Hash the last `filled` bytes, with their padding: a bit, zeros, and how many bits there were.
-fn finished(
-    state: &mut State,
-    blocks: &mut [[u8; BLOCK_BYTES]],
-    filled: usize,
-    bytes: u64,
-) -> [u8; DIGEST_BYTES] {
-    const LENGTH_AT: usize = BLOCK_BYTES - 8;
-    let (mut last, at) = (filled / BLOCK_BYTES, filled % BLOCK_BYTES);
-    blocks[last][at] = 0x80;
-    blocks[last][at + 1..].fill(0);
-    if at >= LENGTH_AT {
-        // The length needs a block of its own.
-        compress(state, &blocks[..=last]);
-        last = 0;
-        blocks[last].fill(0);
-    }
-    blocks[last][LENGTH_AT..].copy_from_slice(&(bytes * 8).to_be_bytes());
-    compress(state, &blocks[..=last]);
+/// Behind the last `filled` bytes: a bit, zeros, and how many bits there were. Returns how many blocks that makes.
+fn pad(blocks: &mut [Block; GATHERED], filled: usize, bytes: u64) -> usize {
+    const LENGTH_BYTES: usize = 8;
+    let count = (filled + 1 + LENGTH_BYTES).div_ceil(BLOCK_BYTES);
+    let padding = &mut blocks[..count].as_flattened_mut()[filled..];
+    padding.fill(0);
+    padding[0] = 0x80;
+    let length_at = padding.len() - LENGTH_BYTES;
+    padding[length_at..].copy_from_slice(&(bytes * 8).to_be_bytes());
+    count
+}
+
+/// The only block of the outer hash behind that of the key: the inner digest and its padding.
+fn outer_block(inner: &State) -> Block {
+    const BITS: u16 = 8 * (BLOCK_BYTES + DIGEST_BYTES) as u16;
+    let mut block = [0; BLOCK_BYTES];
+    block[..DIGEST_BYTES].copy_from_slice(&digest_of(inner));
+    block[DIGEST_BYTES] = 0x80;
+    block[BLOCK_BYTES - 2..].copy_from_slice(&BITS.to_be_bytes());
+    block
+}
+
+fn digest_of(state: &State) -> [u8; DIGEST_BYTES] {
     let mut digest = [0; DIGEST_BYTES];
     for (place, word) in digest.chunks_exact_mut(4).zip(state) {
         place.copy_from_slice(&word.to_be_bytes());
     }
     digest
+}
+
+/// The time does not tell where they differ.
+fn is_alike(made: &[u8; SIGNATURE_BYTES], given: &[u8; SIGNATURE_BYTES]) -> bool {
+    let pairs = black_box(made).iter().zip(given);
+    let unlike = pairs.fold(0, |unlike, (one, other)| unlike | (one ^ other));
+    black_box(unlike) == 0
+}
+
+/// A short text and the signature that it came with; a few of them are checked together.
+pub struct Claim {
+    blocks: [Block; GATHERED],
+    filled: usize,
+    given: [u8; SIGNATURE_BYTES],
+}
+
+/// The text is longer than that of a claim.
+#[derive(Debug, PartialEq, Eq)]
+pub struct TooLong;
+
+impl Claim {
+    fn new() -> Self {
+        Self {
+            blocks: [[0; BLOCK_BYTES]; GATHERED],
+            filled: 0,
+            given: [0; SIGNATURE_BYTES],
+        }
+    }
+
+    /// Begin a new text.
+    pub fn clear(&mut self) {
+        self.filled = 0;
+    }
+
+    /// One more part of the text.
+    pub fn add(&mut self, part: &[u8]) -> Result<(), TooLong> {
+        let end = self.filled + part.len();
+        if end > SHORT_BYTES_MAX {
+            return Err(TooLong);
+        }
+        copy_short(&mut self.blocks.as_flattened_mut()[self.filled..end], part);
+        self.filled = end;
+        Ok(())
+    }
+
+    /// The signature that must be that of the text; false if it cannot be one.
+    pub fn sign(&mut self, given: &[u8]) -> bool {
+        let is_one = given.len() == SIGNATURE_BYTES;
+        if is_one {
+            self.given.copy_from_slice(given);
+        }
+        is_one
+    }
+}
+
+/// Most values of a send have a few bytes, for which a call of `memcpy` takes longer than the copy.
+fn copy_short(place: &mut [u8], part: &[u8]) {
+    let length = part.len();
+    assert!(place.len() == length);
+    match length {
+        0 => {}
+        1..=3 => {
+            place[0] = part[0];
+            place[length / 2] = part[length / 2];
+            place[length - 1] = part[length - 1];
+        }
+        4..=7 => {
+            place[..4].copy_from_slice(&part[..4]);
+            place[length - 4..].copy_from_slice(&part[length - 4..]);
+        }
+        8..=16 => {
+            place[..8].copy_from_slice(&part[..8]);
+            place[length - 8..].copy_from_slice(&part[length - 8..]);
+        }
+        _ => place.copy_from_slice(part),
+    }
+}
+
+/// Claims that wait until there are enough of them.
+pub struct Claims {
+    claims: [Claim; LANES],
+    count: usize,
+}
+
+impl Claims {
+    pub fn new() -> Self {
+        Self {
+            claims: std::array::from_fn(|_| Claim::new()),
+            count: 0,
+        }
+    }
+
+    pub fn is_full(&self) -> bool {
+        self.count == LANES
+    }
+
+    /// The next one, to be filled. It counts after `push`.
+    pub fn next(&mut self) -> &mut Claim {
+        assert!(!self.is_full());
+        &mut self.claims[self.count]
+    }
+
+    pub fn push(&mut self) {
+        self.count += 1;
+    }
+
+    /// Check all, and forget them. Returns the number of the first that is false.
+    pub fn settle(&mut self, key: &SigningKey) -> Option<usize> {
+        let count = std::mem::take(&mut self.count);
+        let claims = &mut self.claims[..count];
+        let mut texts: [&[Block]; LANES] = [&[]; LANES];
+        for (text, claim) in texts.iter_mut().zip(claims.iter_mut()) {
+            let bytes = BLOCK_BYTES + claim.filled;
+            let blocks = pad(&mut claim.blocks, claim.filled, bytes as u64);
+            *text = &claim.blocks[..blocks];
+        }
+        let mut states = [key.inner; LANES];
+        compress_each(&mut states[..count], &texts[..count]);
+        let blocks = states.map(|inner| [outer_block(&inner)]);
+        let mut states = [key.outer; LANES];
+        let texts: [&[Block]; LANES] = std::array::from_fn(|lane| &blocks[lane][..]);
+        compress_each(&mut states[..count], &texts[..count]);
+        let is_true = |lane: usize| {
+            let made = encoded(&digest_of(&states[lane]));
+            is_alike(&made, &self.claims[lane].given)
+        };
+        (0..count).find(|lane| !is_true(*lane))
+    }
 }
 
 #[pymethods]
@@ -244,6 +381,49 @@ mod tests {
             .chain_update(block.map(|byte| byte ^ 0x5c))
             .chain_update(inner);
         outer.finalize().into()
+    }
+
+    #[test]
+    fn claims_are_settled_as_each_alone() {
+        let key = SigningKey::from_secret(b"secret");
+        let text: Vec<u8> = (0..=SHORT_BYTES_MAX).map(|at| (at * 13) as u8).collect();
+        let mut claims = Claims::new();
+        let fill = |claims: &mut Claims, length: usize, is_false: bool| {
+            let mut mac = key.mac();
+            mac.update(&text[..length]);
+            let mut signature = mac.signature();
+            signature[27 - length % 28] ^= u8::from(is_false);
+            let claim = claims.next();
+            claim.clear();
+            let (one, other) = text[..length].split_at(length.min(length % 19));
+            claim.add(one).unwrap();
+            claim.add(other).unwrap();
+            assert!(claim.sign(&signature));
+            claims.push();
+        };
+        assert_eq!(claims.settle(&key), None);
+        for length in 0..=SHORT_BYTES_MAX {
+            for count in 1..=LANES {
+                for wrong in 0..=count {
+                    for lane in 0..count {
+                        // Texts of other lengths beside it, also of fewer blocks.
+                        let length = (length + lane * 37) % (SHORT_BYTES_MAX + 1);
+                        fill(&mut claims, length, lane >= wrong);
+                    }
+                    assert_eq!(claims.is_full(), count == LANES);
+                    let expected = (wrong < count).then_some(wrong);
+                    assert_eq!(claims.settle(&key), expected, "{length} {count}");
+                }
+            }
+        }
+        let claim = claims.next();
+        claim.clear();
+        assert_eq!(claim.add(&text), Err(TooLong));
+        assert_eq!(claim.add(&text[1..]), Ok(()));
+        assert_eq!(claim.add(b"x"), Err(TooLong));
+        for other in [27, 29, 0] {
+            assert!(!claim.sign(&vec![b'A'; other]));
+        }
     }
 
     #[test]

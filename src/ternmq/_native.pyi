@@ -36,12 +36,12 @@ def expand_batch(
     more_properties: bytes,
     body_bytes_max: int,
     record_bytes_max: int,
-) -> tuple[list[int], int, bytes, list[int], bytes] | None:
+) -> tuple[list[int], int, bytes, list[int], bytes] | int | None:
     """Pack the messages of a batch as records into the page, between ``at`` and ``end``.
 
     Returns their log offsets, the offset behind the last, their queue entries, each of their tags codes once, and
-    their index entries as ``index_entries`` makes them. None if the batch is not plain, not whole, or has no room; then
-    nothing is written.
+    their index entries as ``index_entries`` makes them. The bytes that they need if there is no room, None if the batch
+    is not plain or not whole; then nothing is written.
     """
 
 def deliver(
@@ -73,6 +73,9 @@ def deliver(
 
 def has_sound_entries(data: bytes) -> bool:
     """Whether all entries of an hour's index (``delay.hour_files``) have the checksum that they tell."""
+
+def contains_any(data: bytes, texts: Sequence[bytes]) -> bool:
+    """Whether one of the texts stands anywhere in the data."""
 
 def offset_ids(host: str, log_offsets: Sequence[int]) -> str:
     """The offset ids of records, joined by commas."""
@@ -157,12 +160,27 @@ def pack_batch(
     namespace: str,
     body_bytes_max: int,
     reserved: frozenset[str],
-) -> tuple[bytes, list[str]] | None:
-    """The body of a batch of messages, and their unique ids: the prefix and numbers from ``number`` on.
+    astuple: Callable[[Message], tuple[object, ...]],
+) -> tuple[bytes, str] | None:
+    """The body of a batch of messages, and their unique ids, joined by commas: the prefix and numbers from ``number``
+    on. ``astuple`` is that of ``msgspec.structs``.
 
     None if one of them is not plain: of another topic, delayed, not ``wait_store_ok``, with several keys, with anything
     that would be refused, or beyond ``body_bytes_max`` together.
     """
+
+def pack_properties(
+    message: Message,
+    id_prefix: str,
+    number: int,
+    *,
+    namespace: str,
+    body_bytes_max: int,
+    reserved: frozenset[str],
+    astuple: Callable[[Message], tuple[object, ...]],
+) -> tuple[str, str] | None:
+    """The unique id of a message and the text of its properties; None if it is not plain, as for ``pack_batch``. The
+    topic is not looked at."""
 
 #: Size, queue id, flag, queue offset, log offset, sysflag, born time, born host, store time, store host, reconsume
 #: times, prepared transaction offset, body, topic, properties.

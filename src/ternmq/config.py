@@ -22,6 +22,7 @@ import difflib
 import enum
 import importlib
 import logging
+import os
 import re
 import tomllib
 import types
@@ -53,6 +54,10 @@ SECTIONS: Final = frozenset({"broker", "store", "replication", "raft", "namesrv"
 
 #: Names a file of more settings, as RocketMQ has it.
 _TLS_FILE: Final = "tlsconfigfile"
+#: The place of settings that were given as options.
+_FLAG: Final = "--set"
+#: In the names of settings with secrets, and of what these consist of.
+_SECRET_WORDS: Final = ("password", "secret", "credentials", "authenticationuser", "token")
 _KEY: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*\Z")
 
 
@@ -67,6 +72,8 @@ class Setting:
     section: str = ""
     #: From the environment, which is used by all programs on the machine, not just this one.
     shared: bool = False
+    #: None if it was not read from a file.
+    file: Path | None = None
 
     @property
     def name(self) -> str:
@@ -125,8 +132,8 @@ class Settings:
         for flag in flags:
             key, equals, value = flag.partition("=")
             if not equals or not _KEY.match(key.strip()):
-                raise ConfigError(f"invalid --set {flag!r}: expected --set key=value")
-            given.append(_sectioned(key.strip(), value.strip(), "--set"))
+                raise ConfigError(f"invalid --set {_shown(flag)!r}: expected --set key=value")
+            given.append(_sectioned(key.strip(), value.strip(), _FLAG))
         return cls(_with_tls_file(given) if includes else given)
 
     @classmethod
@@ -199,6 +206,30 @@ class Settings:
         """Settings in the tables of components other than these."""
         others = _others(kinds)
         return [setting for setting in self.given if setting.section in others]
+
+    def flags(self) -> list[Setting]:
+        """Those of flags alone. A program that starts another one hands these on, and nothing of files that they name:
+        arguments are visible in the list of processes."""
+        return [setting for setting in self.given if setting.place == _FLAG]
+
+    def report_exposed(self, *kinds: type) -> None:
+        """Log secrets that other users of this machine can read: in arguments, or in files."""
+        secrets = {_normal(field.name) for kind in kinds for field in _fields(kind) if field.metadata.get("secret")}
+        for setting in self.given:
+            if setting.name not in secrets:
+                continue
+            if setting.place == _FLAG:
+                log.warning(
+                    "other users of this machine can read %s in the list of processes; set it in a file that only its "
+                    "owner can read",
+                    setting.key,
+                )
+            elif setting.file is not None and _is_open_to_others(setting.file):
+                log.warning(
+                    "other users of this machine can read %s (%s); run `chmod 600` on the file",
+                    setting.key,
+                    setting.place,
+                )
 
     def report_strangers(self, *kinds: type) -> None:
         """Log the settings that no component knows, with the nearest known name.
@@ -424,15 +455,33 @@ def _read_file(path: Path) -> Iterator[Setting]:
         raise ConfigError(f"cannot read the config file {path}: {error.strerror}; check the path after -c") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
-    return _read_toml(path, text) if path.suffix == ".toml" else _read_properties(str(path), text)
+    settings = _read_toml(path, text) if path.suffix == ".toml" else _read_properties(str(path), text)
+    return (dataclasses.replace(setting, file=path) for setting in settings)
 
 
 def _read_properties(source: str, text: str) -> Iterator[Setting]:
     for number, line in _logical_lines(text):
         key, value = _split(line)
         if value is None or not _KEY.match(key):
-            raise ConfigError(f"{source}, line {number}: invalid line {line!r}: expected key=value, or # for a comment")
+            raise ConfigError(
+                f"{source}, line {number}: invalid line {_shown(line)!r}: expected key=value, or # for a comment"
+            )
         yield _sectioned(key, value, f"{source}, line {number}")
+
+
+def _is_open_to_others(path: Path) -> bool:
+    try:
+        return os.name == "posix" and bool(path.stat().st_mode & 0o077)
+    except OSError:
+        return False  # it was there a moment ago
+
+
+def _shown(line: str) -> str:
+    """A line that is no setting, for an error message; without what may be a secret."""
+    if not any(word in _normal(line) for word in _SECRET_WORDS):
+        return line
+    key = re.match(r"[A-Za-z][A-Za-z0-9_.-]*", line)
+    return f"{key.group() if key else ''} …"
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:

@@ -14,8 +14,8 @@ def is_conflict(error: BaseException | None) -> bool:
     """Whether a driver's ``error`` means that the database let another transaction go first: this one can be done again
     at once.
 
-    Programs meet each other in the indexes, and InnoDB answers that with a deadlock now and then. SQLite refuses a write
-    at once if another connection has written since this transaction read.
+    Programs meet each other in the indexes, and InnoDB answers that with a deadlock now and then. SQLite refuses a
+    write at once if another connection has written since this transaction read.
     """
     number = error.args[0] if error is not None and error.args else None
     return (

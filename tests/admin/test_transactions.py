@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ternmq import Admin, EmbeddedCluster, Message, Outcome, Producer, PullConsumer, ReceivedMessage
-from ternmq.errors import InvalidName, SystemFailure
+from ternmq.errors import BrokerMissing, InvalidName, NetworkError, SystemFailure
 from ternmq.names import CHECK_MAX_TOPIC
 from tests.client.send.test_transaction import QUICK, bodies, is_settled, until
 
@@ -84,3 +84,16 @@ async def test_a_discarded_transaction_is_resumed(cluster: EmbeddedCluster) -> N
             await admin.transactions.resume(transaction.receipt.offset_id)
         with pytest.raises(InvalidName):
             await admin.transactions.resume("x")
+
+
+async def test_a_transaction_is_resumed_on_a_broker_that_has_another_address_now(cluster: EmbeddedCluster) -> None:
+    """J2: an offset id names the address that the broker had. Its name finds it where it is."""
+    async with Admin(cluster.name_servers) as admin:
+        gone = "7F00000100000001" + "0" * 16
+        with pytest.raises(NetworkError):
+            await admin.transactions.resume(gone)
+        broker, *_ = await admin.brokers.masters()
+        with pytest.raises(SystemFailure, match="no discarded half message"):
+            await admin.transactions.resume(gone, broker=broker.name)
+        with pytest.raises(BrokerMissing, match="no master 'broker-z'; the registered ones are broker-a"):
+            await admin.transactions.resume(gone, broker="broker-z")

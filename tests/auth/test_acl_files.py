@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,75 @@ def test_all_files_below_the_directory_count(tmp_path: Path, default: Path) -> N
 
     assert {"first-key", "second-key", "team-key"} == rules.accounts.keys()
     assert rules.is_white("10.1.1.1")
+
+
+def test_a_mounted_volume_counts_once_and_only_in_its_newest_version(tmp_path: Path, default: Path) -> None:
+    """As Kubernetes mounts secrets: links to a link to a hidden directory, which is exchanged; the old one stays for a
+    while. An editor leaves a link to nowhere."""
+    volume = tmp_path / "acl"
+    write(volume / "..2024_01" / "shop.yml", account("shop-key", "old-secret"), account("gone-key"))
+    (volume / "..data").symlink_to("..2024_01")
+    (volume / "shop.yml").symlink_to("..data/shop.yml")
+    (volume / ".#shop.yml").symlink_to("nowhere")
+    files = AclFiles(tmp_path)
+    assert {"first-key", "shop-key", "gone-key"} == files.load().accounts.keys()
+
+    write(volume / "..2024_02" / "shop.yml", account("shop-key", "new-secret"))
+    assert files.reload() is None
+    (volume / "..data_tmp").symlink_to("..2024_02")
+    (volume / "..data_tmp").rename(volume / "..data")
+    rules = files.reload()
+
+    assert rules is not None
+    assert {"first-key", "shop-key"} == rules.accounts.keys()
+    assert "new-secret" == rules.accounts["shop-key"].secret_key
+
+
+def test_a_change_goes_through_a_link_which_stays(tmp_path: Path) -> None:
+    """Servers of one machine may share a file by links; what is changed on one must not part them."""
+    shared = write(tmp_path / "shared" / "accounts.yml", account("first-key"))
+    directories = tmp_path / "one", tmp_path / "two"
+    for directory in directories:
+        directory.mkdir()
+        (directory / "plain_acl.yml").symlink_to(shared)
+    one, two = map(AclFiles, directories)
+    one.load()
+    two.load()
+
+    one.update({"accessKey": "first-key", "secretKey": "new-secret"}, now_ms=1)
+    rules = two.reload()
+
+    assert (directories[0] / "plain_acl.yml").is_symlink()
+    assert rules is not None
+    assert "new-secret" == rules.accounts["first-key"].secret_key
+    assert 0o600 == shared.stat().st_mode & 0o777
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_what_is_no_file_is_refused_and_not_waited_for(
+    tmp_path: Path, default: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = AclFiles(tmp_path)
+    files.load()
+    (tmp_path / "acl").mkdir()
+    os.mkfifo(tmp_path / "acl" / "pipe.yml")
+
+    assert files.reload() is None
+    assert "pipe.yml: it is not a regular file; the rules that were read before stay in force" in caplog.text
+    with pytest.raises(ConfigError, match="not a regular file"):
+        AclFiles(tmp_path).load()
+
+
+def test_a_changed_file_that_others_can_read_is_named(
+    tmp_path: Path, default: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = AclFiles(tmp_path)
+    files.load()
+    assert "other users" not in caplog.text
+    write(default, account("other-key")).chmod(0o644)
+
+    assert files.reload() is not None
+    assert "other users of this machine can read the secrets" in caplog.text
 
 
 def test_of_two_files_with_one_key_the_default_file_counts(tmp_path: Path, default: Path) -> None:

@@ -15,7 +15,7 @@ from ternmq.wire.auth import Credentials
 from ternmq.wire.codes import RequestCode as Code
 from ternmq.wire.codes import ResponseCode
 from ternmq.wire.header import Fields, Response, header_type
-from tests.auth.accounts import BILLING, BOSS, GUEST, acl_in, dialled
+from tests.auth.accounts import BILLING, BOSS, GUEST, acl_in, dialled, users_in
 from tests.auth.test_attacks import IN_BODY
 from tests.broker.calls import Caller
 
@@ -83,16 +83,27 @@ def renamed(told: tuple[object, ...]) -> tuple[object, ...]:
     )
 
 
-@pytest.mark.parametrize("account", [None, GUEST, BILLING], ids=["no key", "no permission", "another topic"])
-@pytest.mark.parametrize("server", ["broker", "name server"])
-async def test_a_denied_client_never_learns_what_exists(
-    tmp_path: Path, account: Credentials | None, server: str
-) -> None:
-    acl = acl_in(tmp_path / "acl")
+def secured(directory: Path, kind: str) -> dict[str, object]:
+    """Settings of servers with the same accounts, as RocketMQ 4.9 or as 5.3 has them."""
+    if kind == "users":
+        return {
+            "authenticationEnabled": True,
+            "authorizationEnabled": True,
+            "authConfigPath": users_in(directory / "users"),
+        }
+    acl = acl_in(directory / "acl")
     (acl / "tools.yml").write_text(f"accessKey: {BOSS.access_key}\nsecretKey: {BOSS.secret_key}\n")
     (acl / "tools.yml").chmod(0o600)
+    return {"aclEnable": True, "aclPath": acl}
+
+
+@pytest.mark.parametrize("account", [None, GUEST, BILLING], ids=["no key", "no permission", "another topic"])
+@pytest.mark.parametrize(("server", "kind"), [("broker", "accounts"), ("broker", "users"), ("name server", "accounts")])
+async def test_a_denied_client_never_learns_what_exists(
+    tmp_path: Path, account: Credentials | None, server: str, kind: str
+) -> None:
     asked, told, denied = 0, [], 0
-    async with EmbeddedCluster(settings={"aclEnable": True, "aclPath": acl}) as cluster:
+    async with EmbeddedCluster(settings=secured(tmp_path, kind)) as cluster:
         broker = cluster.brokers[0].address
         async with dialled(broker, BOSS) as boss:
             for topic in (TOPIC, f"%RETRY%{GROUP}", f"%DLQ%{GROUP}"):

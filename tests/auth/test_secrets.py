@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ternmq.broker.config import BrokerConfig
 from ternmq.cli import profiles
 from ternmq.client.config import ClientConfig
 from ternmq.config import Settings
@@ -285,6 +286,73 @@ def test_passwords_of_users_are_in_no_output_of_a_full_run(tmp_path: Path) -> No
     assert "AUTH_CREATE_USER on user 'shop-key'" in everything, "the audit log is part of it"
     names_of_secrets = ("boss", "shop", "inner", "key")
     assert [] == [name for name in names_of_secrets if f"secret-of-the-{name}" in everything]
+
+
+def test_a_password_in_a_file_that_an_option_names_is_in_no_argument(tmp_path: Path) -> None:
+    """N1, N2: ``tern up`` starts its brokers with the options that it was given, and not with what it has read."""
+    certificates = Certificates(tmp_path / "certs")
+    key = tmp_path / "encrypted.key"
+    files = ("-in", str(certificates / "server.key"), "-out", str(key), "-passout", "pass:secret-of-the-key")
+    subprocess.run(["openssl", "pkcs8", "-topk8", *files], check=True, capture_output=True)
+    file = certificates / "tls.properties"
+    with file.open("a") as more:
+        more.write(f"tls.server.keyPath={key}\ntls.server.keyPassword=secret-of-the-key\n")
+    up = subprocess.Popen(
+        [
+            *(TERN, "up", "--dir", str(tmp_path / "data"), "--port", "0", "--broker-port", "0", "--json"),
+            *("--set", f"tls.config.file={file}"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ENVIRONMENT,
+    )
+    try:
+        assert up.stdout is not None
+        pids = json.loads(up.stdout.readline())["pids"].values()
+        arguments = [Path(f"/proc/{pid}/cmdline").read_text() for pid in (up.pid, *pids)]
+    finally:
+        up.terminate()
+        errors = up.communicate(timeout=40)[1].decode()
+
+    assert "tls.config.file" in arguments[1], errors
+    assert "secret-of-the-key" not in "".join(arguments)
+
+
+def test_a_secret_that_others_can_read_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    private, public = tmp_path / "private.conf", tmp_path / "public.conf"
+    for path, mode in ((private, 0o600), (public, 0o640)):
+        path.write_text("brokerName=a\ntls.server.keyPassword=hidden-password\n")
+        path.chmod(mode)
+
+    Settings.gather(files=[private], flags=["brokerName=b"]).report_exposed(BrokerConfig)
+    assert "" == caplog.text
+    Settings.gather(files=[public]).report_exposed(BrokerConfig)
+    assert f"can read tls.server.keyPassword ({public}, line 2); run `chmod 600` on the file" in caplog.text
+    Settings.gather(flags=["tls.server.keyPassword=hidden-password"]).report_exposed(BrokerConfig)
+    assert "can read tls.server.keyPassword in the list of processes" in caplog.text
+    assert "hidden" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("tls.server.keyPassword hidden", "'tls.server.keyPassword …'"),
+        ('"password": "hidden"}', "' …'"),
+        ("init_authentication_user {hidden}", "'init_authentication_user …'"),
+    ],
+)
+def test_a_line_that_is_no_setting_does_not_show_its_secret(tmp_path: Path, line: str, shown: str) -> None:
+    """Java takes a blank for ``=``."""
+    path = tmp_path / "broker.conf"
+    path.write_text(f"{line}\n")
+
+    with pytest.raises(ConfigError) as in_file:
+        Settings.gather(files=[path])
+    with pytest.raises(ConfigError) as in_flag:
+        Settings.gather(flags=[line])
+
+    assert f"line 1: invalid line {shown}: expected key=value" in str(in_file.value)
+    assert f"invalid --set {shown}: expected" in str(in_flag.value)
 
 
 def test_no_command_takes_a_secret_as_an_option() -> None:

@@ -253,6 +253,48 @@ async def test_a_new_certificate_is_used_without_a_restart(
         await journey(ClientConfig(running.name_servers, tls=new.client()), "afterwards")
 
 
+async def test_certificates_are_exchanged_under_load_and_no_client_notices(tmp_path: Path) -> None:
+    """N2: two authorities in turns, file by file, so that certificate and key do not fit for a while. An open
+    connection sends on; new ones open all the time, and check what they are shown."""
+    used, pair = Certificates(tmp_path / "used"), [Certificates(tmp_path / name) for name in ("one", "two")]
+    trusted = tmp_path / "both.pem"
+    trusted.write_text("".join((each / "ca.pem").read_text() for each in (used, *pair)))
+    checking = TlsConfig(ca_file=str(trusted))
+    counts = {"sent": 0, "opened": 0}
+    async with cluster(used, tls__client__trustCertPath=trusted) as running:
+        address, ended = running.brokers[0].address, asyncio.Event()
+        config = ClientConfig(running.name_servers, tls=checking)
+
+        async def send() -> None:
+            async with Producer("shop", client=config) as producer:
+                while not ended.is_set():
+                    await producer.send(Message("orders", b"x" * 10_000))
+                    counts["sent"] += 1
+
+        async def open_more() -> None:
+            while not ended.is_set():
+                one = await asyncio.to_thread(dial_blocking, address, checking.context(), timeout_ms=60_000)
+                one.close()
+                counts["opened"] += 1
+
+        async with asyncio.timeout(120), asyncio.TaskGroup() as tasks:
+            tasks.create_task(send())
+            tasks.create_task(open_more())
+            for number in range(6):
+                before, counted = await asyncio.to_thread(shown, address), dict(counts)
+                for name in ("server.pem", "server.key"):
+                    shutil.copy(pair[number % 2] / name, used / name)
+                    while any(counts[what] < count + 3 for what, count in counted.items()):
+                        await asyncio.sleep(0.01)
+                    counted = dict(counts)
+                while before == await asyncio.to_thread(shown, address):
+                    await asyncio.sleep(0.01)
+            ended.set()
+
+        async with Admin(config=config) as admin:
+            assert counts["sent"] == sum(queue.max_offset for queue in await admin.topics.status("orders"))
+
+
 # --- Settings -------------------------------------------------------------------------------------------------------
 
 

@@ -93,7 +93,10 @@ async def test_a_time_in_the_past_is_now(broker: Caller, name: str) -> None:
         ({"TIMER_DELAY_MS": "-1"}, "invalid TIMER_DELAY_MS '-1': expected a delay of 0 or more"),
         ({"TIMER_DELIVER_MS": "-5"}, "invalid TIMER_DELIVER_MS '-5': expected a time in ms since 1970"),
         ({"__STARTDELIVERTIME": "tomorrow"}, "invalid __STARTDELIVERTIME 'tomorrow'"),
-        ({"TIMER_DELAY_SEC": "9" * 30}, "invalid TIMER_DELAY_SEC"),
+        ({"TIMER_DELAY_SEC": "9" * 30}, f"TIMER_DELAY_SEC {'9' * 30} lies beyond any limit: see timerMaxDelaySec"),
+        ({"TIMER_DELIVER_MS": str(2**63 - 1)}, "TIMER_DELIVER_MS 9223372036854775807 lies beyond any limit"),
+        ({"TIMER_DELAY_MS": "9" * 9_000}, f"TIMER_DELAY_MS {'9' * 40}… lies beyond any limit"),
+        ({"TIMER_DELAY_MS": "1e3"}, "invalid TIMER_DELAY_MS '1e3': expected a delay of 0 or more"),
         ({"TIMER_DELAY_SEC": "60", "DELAY": "3"}, "both a delay level (DELAY) and a delivery time (TIMER_DELAY_SEC)"),
         ({"TIMER_DELIVER_MS": "1", "TIMER_DEL_UNIQKEY": "U"}, "must lie in the future"),
     ],
@@ -158,6 +161,14 @@ async def test_a_recalled_message_never_comes(broker: Caller) -> None:
     )
     assert ("A1", 0) == (response.read(MessageIdReply).message_id, response.code)
     assert [b"kept"] == [bytes(record.body) for record in await broker.arrived("orders", 1)]
+    assert DelayedCounts() == await stats(broker)
+
+
+@pytest.mark.parametrize("key", ["K" * 255, "K" * 5_000, "K" * 32_000, "é" * 8_000, "a b 7", " "])
+async def test_a_message_with_any_unique_key_can_be_recalled(broker: Caller, key: str) -> None:
+    """I2: a key is the sender's, and the handle of each is one that the broker reads."""
+    reply = await broker.sent("orders", b"x", properties={"TIMER_DELIVER_MS": _far(), "UNIQ_KEY": key})
+    assert (0, "") == await recall(broker, reply.recall_handle)
     assert DelayedCounts() == await stats(broker)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import subprocess
 import threading
 from collections.abc import Callable
@@ -102,7 +103,22 @@ def test_consumers_that_share_messages_are_shown_with_what_they_hold(on_cluster:
     send(on_cluster, "shared", "again")
     got = on_cluster("consume", "shared", "--group", "sharing", "--share", "--count", "1")
     assert "again" == got.stdout.strip()
-    assert "--share needs --group" in sentence(on_cluster("consume", "shared", "--share"))
+    assert "add --group NAME" in sentence(on_cluster("consume", "shared", "--share"))
+    assert "leave out --no-follow" in sentence(
+        on_cluster("consume", "shared", "--group", "sharing", "--share", "--no-follow")
+    )
+
+
+def test_a_share_consumer_with_a_count_takes_no_more_than_it_shows(on_cluster: Tern) -> None:
+    """R2: what it held beyond that was delivered again later, and counted; after a few such calls messages that no
+    consumer had seen were dead letters."""
+    for number in range(20):
+        send(on_cluster, "counted", f"{number}")
+    shared = ("consume", "counted", "--group", "counting", "--share", "--json", "--count")
+    assert 1 == len(on_cluster(*shared, "1").stdout.splitlines())
+    rest = [json.loads(line) for line in on_cluster(*shared, "19").stdout.splitlines()]
+    # A pull may be on its way when the first one is done.
+    assert len([one for one in rest if one["reconsume_times"]]) <= 4
 
 
 def test_what_is_not_there_is_said(on_cluster: Tern) -> None:

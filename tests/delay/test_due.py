@@ -105,11 +105,22 @@ def test_the_properties_have_an_order() -> None:
     assert asked_time("TAGS\x01A\x02") is None
 
 
-@pytest.mark.parametrize("text", ["-1", "x", "1.5", "٣", " 1", "1" * 19])
+@pytest.mark.parametrize("text", ["-1", "x", "1.5", "٣", " 1", "1e3"])
 def test_a_value_that_is_no_time_is_refused(text: str) -> None:
     """I2"""
     with pytest.raises(MessageIllegal, match="invalid TIMER_DELAY_MS"):
         asked_time(join({"TIMER_DELAY_MS": text}))
+
+
+def test_a_value_beyond_all_times_is_refused_and_zeros_in_front_do_not_count() -> None:
+    """I2: a sender that means "never" is told that there is a limit."""
+    for text in ("1" * 19, "9" * 9_000):
+        with pytest.raises(MessageIllegal, match=r"TIMER_DELAY_MS .* lies beyond any limit: see timerMaxDelaySec"):
+            asked_time(join({"TIMER_DELAY_MS": text}))
+    for text in ("0" * 30, "0" * 9_000 + "7"):
+        wish = asked_time(join({"TIMER_DELAY_MS": text}))
+        assert wish is not None
+        assert int(text[-1]) == wish.ms
 
 
 @pytest.mark.parametrize("text", ["", "x", "-5", "9" * 16, "253402300800000"])

@@ -59,6 +59,15 @@ class JavaMissing(RuntimeError):
     """Java or the compiled programs are not there."""
 
 
+def installed(version: str) -> tuple[str, Path]:
+    """The program ``java``, and the directory of our compiled programs. Raises ``JavaMissing``."""
+    java = shutil.which("java")
+    classes = _TARGET / version / "classes"
+    if java is None or not (classes / "ternmq").is_dir():
+        raise JavaMissing(f"Java or {classes} is missing; run script/bootstrap java")
+    return java, classes
+
+
 def command(
     version: str,
     main: str,
@@ -72,10 +81,7 @@ def command(
 
     Raises ``JavaMissing`` when ``script/bootstrap java`` has not run.
     """
-    java = shutil.which("java")
-    classes = _TARGET / version / "classes"
-    if java is None or not (classes / "ternmq").is_dir():
-        raise JavaMissing(f"Java or {classes} is missing; run script/bootstrap java")
+    java, classes = installed(version)
     _write_log_settings(home, version)
     log_settings = home / "conf" / "logback.xml"
     all_properties = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import signal
 import sys
@@ -19,13 +20,15 @@ from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.consume.config import PushConfig
 from ternmq.client.consume.offsets import BrokerOffsets
 from ternmq.env import Env
-from ternmq.errors import NetworkError
+from ternmq.errors import BrokerRefused, NetworkError
 from ternmq.message import MessageQueue, ReceivedMessage, SendStatus
 from ternmq.namesrv.config import NamesrvConfig
 from ternmq.namesrv.server import NameServer
 from ternmq.replication.slave import SlaveState
+from ternmq.wire.bodies.clients import GroupOffsets
+from ternmq.wire.bodies.codec import decode
 from ternmq.wire.codes import RequestCode
-from ternmq.wire.requests import OffsetReply, QueryOffset
+from ternmq.wire.requests import ConsumerStatus, OffsetReply, QueryOffset
 from tests.broker.test_replicating import SMALL, copies_tables, slave, state_of
 from tests.interop import jvm, rocketmq
 from tests.interop.java import Java, Peer
@@ -68,6 +71,20 @@ async def comes_to(
     async with asyncio.timeout(LONG_S):
         while (found := await committed(instance, address, group, queues)) < end:
             await asyncio.sleep(0.2)
+    assert end == found
+
+
+async def members_know(instance: ClientInstance, address: str, group: str, end: int) -> None:
+    """Wait until the one member of a group, which is connected to this broker, has asked for its offsets."""
+    header = ConsumerStatus(topic=TOPIC, group=group)
+    found = -1
+    async with asyncio.timeout(LONG_S):
+        while found < end:
+            await asyncio.sleep(0.2)
+            with contextlib.suppress(BrokerRefused):
+                response = await instance.ask(address, RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, header)
+                tables = decode(response.body, GroupOffsets).consumer_table.values()
+                found = sum(queue_offset for table in tables for queue_offset in table.values())
     assert end == found
 
 
@@ -148,6 +165,9 @@ async def test_java_consumers_go_on_on_our_slave(tmp_path: Path) -> None:
                 await running.enter_async_context(java.consumer(names, group=group, topic=TOPIC))
                 for java, group in zip(javas, groups, strict=True)
             ]
+            # Before the master is back: it has the newest offsets only when the slave follows it again.
+            for group in groups:
+                await members_know(instance, copy.address, group, end)
             async with master_process(tmp_path / "one", names, port):
                 await until(lambda: state_of(copy) is SlaveState.FOLLOWING)
                 await instance.routes.refresh(TOPIC)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ternmq.env import WorkClock
+from ternmq.env import UsedTime, WorkClock
 from ternmq.net.lanes import AHEAD_S, SLICE_REQUESTS, SLOW_REQUESTS, TURN_S, LaneConfig, Lanes
 
 
@@ -238,6 +238,38 @@ async def test_a_group_does_not_pay_for_time_in_which_the_loop_lost_the_processo
         await asyncio.sleep(0)
 
     assert 3 == ran.count("small")
+
+
+async def test_a_group_pays_for_time_in_which_the_loop_waited_for_its_pages() -> None:
+    """R4: charged by CPU time alone, a group whose records are not in memory would stop all others for as long as it
+    has requests."""
+    wall, cpu, faults = [0.0], [0.0], [0]
+    used = UsedTime(lambda: wall[0], lambda: cpu[0], lambda: faults[0])
+    lanes = Lanes([LaneConfig("pull")], WorkClock(lambda: wall[0], used))
+    ran: list[str] = []
+
+    class Group(Log):
+        def __init__(self, name: str, *, pages: int = 0) -> None:
+            super().__init__(wall)
+            self._name, self._pages = name, pages
+
+        def run(self, request: Any) -> None:
+            del request
+            ran.append(self._name)
+            cpu[0] += TURN_S / 4
+            wall[0] += TURN_S / 4 + self._pages * 0.01
+            faults[0] += self._pages
+
+    cold, warm = Group("cold", pages=1), Group("warm")
+    for _ in range(200):
+        lanes.submit(lanes["pull"], cold, "pull", 0.0, key="cold")
+        lanes.submit(lanes["pull"], warm, "pull", 0.0, key="warm")
+    lanes.run()
+    while len(ran) < 200:
+        await asyncio.sleep(0)
+
+    # A request of the cold group takes 160 times as long.
+    assert ran.count("cold") <= 8
 
 
 async def test_what_goes_ahead_is_bounded_in_each_turn() -> None:

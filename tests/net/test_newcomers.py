@@ -27,4 +27,13 @@ def test_those_that_are_known_or_closed_do_not_count() -> None:
         newcomers.discard(number)
         newcomers.discard(number)
     assert 0 == len(newcomers)
-    assert 0 == len(newcomers._by_ip), "nothing is kept of addresses that are gone"
+    assert 0 == len(newcomers._by_place), "nothing is kept of addresses that are gone"
+
+
+def test_the_addresses_of_one_network_of_ipv6_are_one() -> None:
+    """A program has 2**64 of them: its connections close each other, and not those of another machine."""
+    newcomers = Newcomers[str](3)
+    newcomers.add("slave", "2001:db8:0:1::5")
+    lost = [newcomers.add(f"stranger {number}", f"2001:db8:0:2::{number:x}") for number in range(5)]
+    assert [None, None, "stranger 0", "stranger 1", "stranger 2"] == lost
+    assert "slave" in newcomers

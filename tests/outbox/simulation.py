@@ -73,7 +73,7 @@ class Access:
         self._truth = truth
         self._random = random
 
-    async def run(self, work: Callable[[Execute], T]) -> T:
+    async def run(self, work: Callable[[Execute], T], *, is_single: bool = False) -> T:
         await self._trouble()
         connection = self._truth.connection
         connection.execute("BEGIN")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from ternmq import EmbeddedCluster
-from ternmq.outbox.spool import SpoolFile
+from ternmq.outbox import spool as spool_module
+from ternmq.outbox.spool import SpoolFile, executing
+from ternmq.outbox.table import Execute, Result, Values
 from tests.outbox.test_relay import relaying
-from tests.outbox.topics import bodies_of
+from tests.outbox.topics import bodies_of, messages_of
 
 
 @pytest.fixture
@@ -40,6 +42,8 @@ INSERT = "INSERT INTO ternmq_outbox (topic, body, message, attempts, refusals) V
         ("('orders', x'01', '{\"delay_ms\": 9223372036854775807}', 0, 0)", None),
         ("('orders', x'01', '{\"tags\": \"\\ud800\"}', 0, 0)", None),
         ("('orders', zeroblob(5000000), '{}', 0, 0)", None),
+        (f"('orders', x'01', '{'[' * 100_000}', 0, 0)", None),
+        (f"('orders', x'01', '{'{' + chr(34) + 'x' + chr(34) + ':' + '[' * 100_000}', 0, 0)", None),
     ],
 )
 async def test_a_bad_row_does_not_stand_in_the_way(
@@ -58,15 +62,20 @@ async def test_a_bad_row_does_not_stand_in_the_way(
     assert {b"ok"} | ({sent} if sent is not None else set()) == set(await bodies_of(cluster.name_servers, topic))
 
 
-async def test_a_row_too_large_to_be_read_is_dead_with_the_reason(cluster: EmbeddedCluster, spool: SpoolFile) -> None:
+@pytest.mark.parametrize(
+    ("name", "body"), [("blob", "zeroblob(70000000)"), ("text", "CAST(zeroblob(70000000) AS TEXT)")]
+)
+async def test_a_row_too_large_to_be_read_is_dead_with_the_reason(
+    cluster: EmbeddedCluster, spool: SpoolFile, name: str, body: str
+) -> None:
     """J3: read whole, it would end every relay that takes it."""
-    row = "('hostile-huge', zeroblob(70000000), '{}', 0, 0), ('hostile-huge', x'6f6b', '{}', 0, 0)"
+    row = f"('hostile-huge', {body}, '{{}}', 0, 0), ('hostile-huge', x'6f6b', '{{}}', 0, 0)".replace("huge", name)
     await spool.run(lambda execute: execute(f"{INSERT} {row}"))
     async with relaying(spool, cluster) as relay:
         await relay.sweep()
     [dead] = await spool.run(lambda execute: spool.table.dead(execute, count_max=9))
     assert "has 70000002 bytes, and relays read 67108864 at most" in dead.error
-    assert [b"ok"] == await bodies_of(cluster.name_servers, "hostile-huge")
+    assert [b"ok"] == await bodies_of(cluster.name_servers, f"hostile-{name}")
 
 
 async def test_operators_see_rows_with_columns_of_another_type(spool: SpoolFile) -> None:
@@ -81,3 +90,42 @@ async def test_operators_see_rows_with_columns_of_another_type(spool: SpoolFile)
     assert (2, 0, 1) == (status.waiting, status.leased, status.dead)
     [dead] = await spool.run(lambda execute: spool.table.dead(execute, count_max=9))
     assert (0, 0) == (dead.refusals, dead.created_ms)
+
+
+async def test_texts_of_any_length_do_not_fill_the_memory(
+    cluster: EmbeddedCluster, spool: SpoolFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """J3: SQLite keeps them, whatever the type of the column. Rows of one key keep their order, however long it is."""
+    insert = "INSERT INTO ternmq_outbox (message_id, topic, body, message, order_key, state, error) VALUES "
+    long, hidden = "HEX(ZEROBLOB(2500000))", "CAST(ZEROBLOB(5000000) AS TEXT) || 'x'"
+    await spool.run(
+        lambda execute: execute(
+            f"{insert} ({long}, 'hostile-long', 'id', '{{}}', NULL, 0, NULL), "
+            f"(NULL, {long}, 'topic', '{{}}', NULL, 0, NULL), (NULL, 'hostile-long', 'dead', '{{}}', NULL, 1, {long}), "
+            f"(NULL, 'hostile-long', '1', '{{}}', {long}, 0, NULL), "
+            f"(NULL, 'hostile-long', '2', '{{}}', {long}, 0, NULL), "
+            # SQLite counts the characters of a text up to its first NUL.
+            f"({hidden}, 'hostile-long', '3', '{{}}', {hidden}, 0, NULL)"
+        )
+    )
+    read = 0
+
+    def counting(execute: Execute) -> Execute:
+        def counted(statement: str, values: Values | Sequence[Values] = (), /) -> Result:
+            nonlocal read
+            result = execute(statement, values)
+            read += sum(len(field) for row in result.rows for field in row if isinstance(field, str | bytes))
+            return result
+
+        return counted
+
+    monkeypatch.setattr(spool_module, "executing", lambda connection: counting(executing(connection)))
+    async with relaying(spool, cluster) as relay:
+        assert 3 == await relay.sweep()
+    dead = await spool.run(lambda execute: spool.table.dead(execute, count_max=9))
+    assert 3 == len(dead)
+    assert "a message_id of more than 64 characters" in dead[0].error
+    assert "topic name" in dead[1].error
+    assert read < 50_000
+    found = [message.body for message in await messages_of(cluster.name_servers, "hostile-long")]
+    assert {b"1", b"2", b"3"} == set(found)

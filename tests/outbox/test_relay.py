@@ -30,8 +30,9 @@ from ternmq.errors import (
 from ternmq.message import MessageQueue
 from ternmq.outbox.config import OutboxConfig
 from ternmq.outbox.engines import EngineDatabase
+from ternmq.outbox.engines import executing as executing_by
 from ternmq.outbox.entry import Row, order_key_of, to_entry
-from ternmq.outbox.relay import Relay
+from ternmq.outbox.relay import Relay, gather_ms
 from ternmq.outbox.rules import Failure, backoff_ms, failure_of, judge
 from ternmq.outbox.schema import Dialect, ddl
 from ternmq.outbox.sending import Parcel, plan
@@ -62,11 +63,12 @@ async def save(database: EngineDatabase, *messages: Message) -> None:
 
 
 async def take(database: EngineDatabase, owner: str, *, rows_max: int = 100, now_ms: int = 1_000) -> list[Row]:
-    return await database.run(
+    taken = await database.run(
         lambda execute: database.table.take(
-            execute, owner=owner, now_ms=now_ms, lease_ms=60_000, rows_max=rows_max, bytes_max=1 << 20
+            execute, owner=owner, now_ms=now_ms, lease_ms=60_000, rows_max=rows_max, bytes_max=1 << 20, hold_ms=600_000
         )
     )
+    return taken.rows
 
 
 def some(key: str, *numbers: int) -> list[Message]:
@@ -130,7 +132,7 @@ def steps_of_a_take(count: int, *, keys: int) -> int:
 
     connection.set_progress_handler(count_one, 100)
     table = OutboxTable("ternmq_outbox", Dialect.SQLITE)
-    rows = table.take(executing(connection), owner="a", now_ms=1, lease_ms=9, rows_max=100, bytes_max=1 << 20)
+    rows, _ = table.take(executing(connection), owner="a", now_ms=1, lease_ms=9, rows_max=100, bytes_max=1 << 20)
     connection.close()
     assert list(range(1, 101)) == [row.id for row in rows]
     return steps
@@ -188,12 +190,14 @@ async def test_two_relays_that_chose_the_same_rows_share_no_key(any_database: Da
     await save(database, *some("a", 1, 2), Message("orders", b"free"))
     slow = OutboxTable(database.table.name, database.table.dialect)
     # It sees all rows; then the other one takes two of them.
-    chosen = await database.run(lambda execute: slow._chosen(execute, now_ms=1_000, rows_max=9, bytes_max=9_999))
+    chosen, _ = await database.run(
+        lambda execute: slow._chosen(execute, now_ms=1_000, rows_max=9, bytes_max=9_999, hold_ms=0)
+    )
     assert [b"a1", b"a2"] == contents(await take(database, "fast", rows_max=2))
     await save(database, *some("a", 3))
-    slow._chosen = lambda execute, **_: [*chosen, chosen[-1] + 1]  # type: ignore[method-assign]
+    slow._chosen = lambda execute, **_: ([*chosen, chosen[-1] + 1], 0)  # type: ignore[method-assign]
 
-    rows = await database.run(
+    rows, _ = await database.run(
         lambda execute: slow.take(execute, owner="slow", now_ms=1_000, lease_ms=9, rows_max=9, bytes_max=9_999)
     )
     assert [b"free"] == contents(rows)
@@ -216,7 +220,7 @@ def test_many_relays_at_once_take_each_row_once(any_database: Database) -> None:
     def relay(name: str) -> None:
         for round_ in range(400):
             owner = f"{name}.{round_}"
-            rows = database.run_here(
+            rows, _ = database.run_here(
                 partial(table.take, owner=owner, now_ms=1_000, lease_ms=60_000, rows_max=7, bytes_max=1 << 20)
             )
             taken.extend(rows)
@@ -234,6 +238,70 @@ def test_many_relays_at_once_take_each_row_once(any_database: Database) -> None:
     assert sorted(message.body for message in messages) == sorted(contents(taken))
     asyncio.run(database.close())
     engine.dispose()
+
+
+async def test_a_transaction_that_stays_open_holds_no_relay(any_database: Database) -> None:
+    """J3: MariaDB would read the whole table for a change of most of its rows, and wait for the locks on it."""
+    if any_database.dialect == "sqlite":
+        pytest.skip("SQLite has one writer")
+    impatient = {"init_command": "SET innodb_lock_wait_timeout = 1"}
+    engine = create_engine(any_database.url(), connect_args=impatient if any_database.dialect == "mysql" else {})
+    database = EngineDatabase(engine)
+    await database.create()
+    table = database.table
+    entry = to_entry(Message("orders", b"open"), message_id=IDS.next(), body_bytes_max=1 << 22)
+    with engine.connect() as other, other.begin():
+        table.insert(executing_by(other), [entry], now_ms=0)
+        await save(database, *(Message("orders", b"%d" % number) for number in range(20)))
+        rows = await take(database, "r1")
+        await database.run(lambda execute: table.release(execute, [row.id for row in rows], owner="r1"))
+        rows = await take(database, "r2")
+        assert 20 == await database.run(
+            lambda execute: table.delete(execute, [row.id for row in rows], owner="r2"), is_single=True
+        )
+    await database.close()
+    engine.dispose()
+
+
+async def test_the_connection_of_a_relay_goes_back_as_it_came(any_database: Database) -> None:
+    """J3: it commits each statement by itself while the relay has it; what fails leaves no transaction behind."""
+    engine = create_engine(any_database.url(), pool_size=1, max_overflow=0)
+    database = EngineDatabase(engine)
+    await database.create()
+
+    def fails(execute: Execute) -> None:
+        database.table.insert(
+            execute,
+            [to_entry(Message("orders", b"never"), message_id=IDS.next(), body_bytes_max=1 << 22)],
+            now_ms=0,
+        )
+        raise RuntimeError("an error")
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="an error"):
+            await database.run(fails)
+        await save(database, Message("orders", b"1"))
+        await database.close()
+        with engine.connect() as connection:
+            # Not committed.
+            connection.exec_driver_sql(f"DELETE FROM {database.table.name}")
+    with engine.connect() as connection:
+        assert 2 == connection.exec_driver_sql(f"SELECT COUNT(*) FROM {database.table.name}").scalar()
+        if any_database.dialect == "mysql":
+            assert "REPEATABLE-READ" == connection.exec_driver_sql("SELECT @@tx_isolation").scalar()
+    engine.dispose()
+
+
+def test_messages_gather_for_longer_while_many_are_committed() -> None:
+    """J3: from 500 a second on; never longer than a lease allows."""
+    config = OutboxConfig(gather_ms=10)
+
+    assert 10 == gather_ms(1, passed_ms=float("inf"), config=config)
+    assert 10 == gather_ms(4, passed_ms=10, config=config)
+    assert 50 == gather_ms(5, passed_ms=10, config=config)
+    assert 10 == gather_ms(24, passed_ms=50, config=config)
+    assert 0 == gather_ms(500, passed_ms=1, config=OutboxConfig(gather_ms=0))
+    assert 25 == gather_ms(500, passed_ms=1, config=OutboxConfig(gather_ms=10, lease_ms=100))
 
 
 # --- Sending --------------------------------------------------------------------------------------------------
@@ -390,11 +458,11 @@ class Surprising(EngineDatabase):
 
     surprises = 2
 
-    async def run(self, work: Callable[[Execute], T]) -> T:
+    async def run(self, work: Callable[[Execute], T], *, is_single: bool = False) -> T:
         if self.surprises:
             self.surprises -= 1
             raise RuntimeError("a mistake of the driver")
-        return await super().run(work)
+        return await super().run(work, is_single=is_single)
 
 
 async def test_a_relay_outlives_errors_that_no_one_thought_of(

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 
 from ternmq.outbox.entry import NewRow, Row
-from ternmq.outbox.table import Execute, OutboxTable
+from ternmq.outbox.table import Execute, OutboxTable, Taken
 from ternmq.testing.checkers import Broken
 from tests.outbox.simulation import OutboxSimulation
 from tests.testing.portions import portions
@@ -41,11 +41,11 @@ def test_a_relay_that_deletes_first_is_caught() -> None:
     """J3: what was committed would be lost."""
     take = OutboxTable.take
 
-    def hasty(self: OutboxTable, execute: Execute, *, owner: str, **rest: int) -> list[Row]:
-        rows = take(self, execute, owner=owner, **rest)
-        if rows:
-            self.delete(execute, [row.id for row in rows], owner=owner)
-        return rows
+    def hasty(self: OutboxTable, execute: Execute, *, owner: str, **rest: int) -> Taken:
+        taken = take(self, execute, owner=owner, **rest)
+        if taken.rows:
+            self.delete(execute, [row.id for row in taken.rows], owner=owner)
+        return taken
 
     with patch.object(OutboxTable, "take", hasty), pytest.raises(Broken, match="committed, but not sent"):
         for seed in range(20):
@@ -56,7 +56,7 @@ def test_a_relay_that_ignores_the_first_of_a_key_is_caught() -> None:
     """J3: a message would overtake one that failed or is being sent."""
     chosen = OutboxTable._chosen
 
-    def careless(self: OutboxTable, execute: Execute, **rest: int) -> list[int]:
+    def careless(self: OutboxTable, execute: Execute, **rest: int) -> tuple[list[int], int]:
         def changed(statement: str, values: object = (), /) -> object:
             return execute(statement.replace("NOT EXISTS", "1 = 1 OR EXISTS"), values)  # type: ignore[arg-type]
 

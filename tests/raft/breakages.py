@@ -310,11 +310,9 @@ class Broken(Breakage):
         forgets_vote: bool = False,
         forgets_term: bool = False,
         sends_before_vote_is_saved: bool = False,
-        needs_storm: bool = False,
     ) -> None:
         self.core = core
         self.stores_early = stores_early
         self.forgets_vote = forgets_vote
         self.forgets_term = forgets_term
         self.sends_before_vote_is_saved = sends_before_vote_is_saved
-        self.needs_storm = needs_storm

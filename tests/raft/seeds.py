@@ -1,4 +1,5 @@
-"""Lives of simulated groups by seed, and ``script/soak raft-core [--minutes M] [--seeds N] [--seed N] [--members]``.
+"""Lives of simulated groups by seed, and
+``script/soak raft-core [--minutes M] [--seeds N] [--seed N] [--members|--storm]``.
 
 The first failure ends it, with the seed and the last events.
 """
@@ -13,6 +14,7 @@ from typing import Final
 
 from tests.raft.member_simulation import MemberSimulation
 from tests.raft.simulation import Breakage, Simulation
+from tests.raft.storm_simulation import StormSimulation
 
 SHOWN_EVENTS: Final = 60
 
@@ -54,8 +56,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="the first seed")
     parser.add_argument("--trace", action="store_true", help="print every event")
     parser.add_argument("--members", action="store_true", help="members join, leave and lose their disks, too")
+    parser.add_argument("--storm", action="store_true", help="leaders die one after the other")
     given = parser.parse_args()
-    kind = MemberSimulation if given.members else Simulation
+    kind = MemberSimulation if given.members else StormSimulation if given.storm else Simulation
     begin = told_at = time.monotonic()
     first = given.seed if given.seed is not None else time.time_ns() // 1000 % 10**12
     acknowledged, slowest_ms = 0, 0.0

@@ -52,14 +52,12 @@ class Breakage:
     forgets_vote = False
     forgets_term = False
     sends_before_vote_is_saved = False
-    #: Few lives have what is needed to find it: have a storm of elections in each.
-    needs_storm = False
 
 
 class Faults:
     """What may happen to one seed."""
 
-    def __init__(self, random: Random, *, is_storm: bool) -> None:
+    def __init__(self, random: Random) -> None:
         def chance(share: float, least: float, most: float) -> float:
             return random.uniform(least, most) if random.random() < share else 0.0
 
@@ -81,7 +79,7 @@ class Faults:
         self.slow_disk = chance(0.4, 0.02, 0.3)
         #: Two members hear each other now and then, and the others hear both.
         self.flaps = random.random() < 0.4
-        self.is_storm = random.random() < 0.2 or is_storm
+        self.is_storm = random.random() < 0.2
         if self.is_storm:
             # Elections one after the other, with votes that come late, by members that die and are back at once.
             self.kills, self.torn = random.uniform(150, 600), 0.03
@@ -304,7 +302,7 @@ class Simulation:
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
         random = self.random
-        self.faults = Faults(random, is_storm=self.breakage.needs_storm)
+        self.faults = Faults(random)
         #: Entries count when they are on disk, else when they are in the page cache. Then no power is lost: what that
         #: mode does not survive is not its fault (docs/decisions/0027-raft-core.md).
         self.on_disk = random.random() < 0.6

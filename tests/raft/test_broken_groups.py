@@ -82,6 +82,7 @@ def finds(seed: int, broken: Broken, simulation: type[RaftSimulation] = RaftSimu
 @pytest.mark.parametrize("rule", RULES)
 def test_a_broken_rule_is_found(rule: str) -> None:
     broken, seed = RULES[rule]
+    assert finds(seed, nullcontext) is None, "nothing is wrong with this life"
     assert finds(seed, broken) is not None
 
 

@@ -21,6 +21,7 @@ from tests.raft.breakages import Broken
 from tests.raft.checkers import Wrong
 from tests.raft.member_simulation import MemberSimulation
 from tests.raft.simulation import Simulation
+from tests.raft.storm_simulation import StormSimulation
 
 #: Rule → how it is broken in the core and shell, in the leadership, and the seed that finds it.
 RULES: Final[dict[str, tuple[Broken, type[Leadership], int]]] = {
@@ -43,7 +44,7 @@ RULES: Final[dict[str, tuple[Broken, type[Leadership], int]]] = {
     "a leader goes back when it is refused": (Broken(), breakages.SendsWithoutAsking, 0),
     "a lease is shorter than a promise": (Broken(), breakages.LeaseTooLong, 3),
     "a lease counts from when the append was sent": (Broken(), breakages.LeaseFromReply, 10),
-    "no lease while an heir is elected": (Broken(), breakages.LeaseInTransfer, 105),
+    "no lease while an heir is elected": (Broken(), breakages.LeaseInTransfer, 117),
 }
 
 
@@ -61,6 +62,14 @@ MEMBER_RULES: Final[dict[str, tuple[Broken, type[Leadership], int]]] = {
 }
 
 
+#: The same for rules that only several deaths in a row can show.
+STORM_RULES: Final[dict[str, tuple[Broken, type[Leadership], int]]] = {
+    "entries of old terms are not counted": (Broken(), breakages.CountsOldTerms, 59),
+    "the vote is remembered at a restart": (Broken(forgets_vote=True), Leadership, 193),
+    "the vote is on the disk before it is sent": (Broken(sends_before_vote_is_saved=True), Leadership, 20),
+}
+
+
 def finds(
     seed: int, broken: Broken, leadership: type[Leadership], simulation: type[Simulation] = Simulation
 ) -> str | None:
@@ -73,16 +82,20 @@ def finds(
     return None
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_a_broken_rule_is_found(rule: str) -> None:
-    broken, leadership, seed = RULES[rule]
-    assert finds(seed, broken, leadership) is not None
+KINDS: Final[dict[type[Simulation], dict[str, tuple[Broken, type[Leadership], int]]]] = {
+    Simulation: RULES,
+    MemberSimulation: MEMBER_RULES,
+    StormSimulation: STORM_RULES,
+}
 
 
-@pytest.mark.parametrize("rule", MEMBER_RULES)
-def test_a_broken_rule_of_changes_is_found(rule: str) -> None:
-    broken, leadership, seed = MEMBER_RULES[rule]
-    assert finds(seed, broken, leadership, MemberSimulation) is not None
+@pytest.mark.parametrize(
+    ("simulation", "rule"), [(simulation, rule) for simulation, rules in KINDS.items() for rule in rules]
+)
+def test_a_broken_rule_is_found(simulation: type[Simulation], rule: str) -> None:
+    broken, leadership, seed = KINDS[simulation][rule]
+    assert finds(seed, Broken(), Leadership, simulation) is None, "nothing is wrong with this life"
+    assert finds(seed, broken, leadership, simulation) is not None
 
 
 #: Rules that take rare coincidences, or break no promise but that the group works: the test that tells their story.
@@ -159,7 +172,7 @@ def test_a_broken_rule_changes_its_story(rule: str) -> None:
 
 def search(seeds: int) -> None:
     """Print the first seed that finds each rule, as rows of the table in the decision."""
-    for simulation, rules in ((Simulation, RULES), (MemberSimulation, MEMBER_RULES)):
+    for simulation, rules in KINDS.items():
         for rule, (broken, leadership, _) in rules.items():
             lives = ((seed, finds(seed, broken, leadership, simulation)) for seed in range(seeds))
             seed, wrong = next((life for life in lives if life[1]), (-1, ""))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from ternmq.errors import RemoteProtocolError
-from ternmq.raft.dledger_answers import DLedgerAnswers
+from ternmq.raft.dledger_answers import COMPARED_BYTES_MAX, DLedgerAnswers
 from ternmq.raft.dledger_calls import DLedgerCalls
 from ternmq.raft.dledger_view import Todo
 from ternmq.raft.messages import NO_INDEX, NO_TERM, Append, AppendReply, TransferNow, VoteReply, VoteRequest
@@ -520,3 +521,44 @@ def test_a_transfer_is_asked_for_once() -> None:
 
     assert ("n0", "n1", 1, 3) == (call.transfer_id, call.transferee_id, call.take_leadership_ledger_index, call.term)
     assert Todo() == calls.send(message, NOW)
+
+
+@pytest.mark.parametrize("kind", [COMPARE, TRUNCATE])
+def test_an_entry_to_compare_may_be_the_only_one_of_several(kind: str) -> None:
+    """P3: DLedger does not send it so; a member that gets it must not end."""
+    member = Member(1, 2)
+    answers = DLedgerAnswers("n0", "n1", member)
+    call = Push(type=kind, batch_entry=(member.entry(1),), term=3, leader_id="n1", group="g")
+    message = only(answers.pushed("told", call, NOW))
+    assert Code.SUCCESS == only(answers.replied(accepted(message, index=1), NOW)).code
+
+
+@pytest.mark.parametrize("kind", [COMPARE, TRUNCATE, APPEND])
+def test_an_entry_that_is_none_is_refused_before_the_core_hears_of_it(kind: str) -> None:
+    """P3: found out later, it would look like a fault of this member."""
+    member = Member(1, 2)
+    answers = DLedgerAnswers("n0", "n1", member)
+    if kind == APPEND:
+        compare = only(answers.pushed("told", push(COMPARE, member.entry(0)), NOW))
+        answers.replied(accepted(compare, index=0), NOW)
+    wrong = msgspec.structs.replace(member.entry(1), magic=7)
+    with pytest.raises(RemoteProtocolError, match="magic 7"):
+        answers.pushed("told", push(kind, wrong), NOW)
+
+
+def test_what_is_to_be_compared_is_bounded_in_bytes() -> None:
+    """P3: entries of calls that are not answered are kept in memory; those of other calls never are."""
+    member = Member(1, 2)
+    answers = DLedgerAnswers("n0", "n1", member)
+    large = DLedgerEntry.of(entry_bytes(1, 2, 0, "x" * (COMPARED_BYTES_MAX // 4)))
+    for number in range(50):
+        answers.pushed(number, push(COMPARE, large), NOW)
+        answers.pushed(number, push(COMMIT, large, large), NOW)
+    kept = [each.compared for each in answers._pending.values() if each.compared is not None]
+    assert COMPARED_BYTES_MAX >= sum(len(each.body) for each in kept) > 0
+    assert not any(isinstance(each.call, Push) and each.call.entries for each in answers._pending.values())
+
+    newest = only(answers.pushed("newest", push(COMPARE, member.entry(1)), NOW))
+    told = [told for told, _ in answers.replied(accepted(newest, index=1), NOW).answers]
+    assert "newest" in told
+    assert 0 == answers._compared_bytes

@@ -175,6 +175,15 @@ async def test_a_push_that_no_leader_sends_ends_its_connection(world: World) -> 
         assert await theirs.answer() is None
 
 
+async def test_a_call_with_a_name_of_megabytes_ends_its_connection(world: World) -> None:
+    """P3: two thousand calls may wait for an answer, which repeats the name."""
+    async with world.member(0), caller(world.port(0)) as theirs:
+        call = VoteCall(group="g", remote_id="n0", leader_id="n2", local_id="n" * 1_000_000, term=3)
+        theirs.send(DLedgerCode.VOTE, call)
+        assert await theirs.answer() is None
+    assert [] == world.heard[0]
+
+
 async def test_connections_that_do_not_say_whose_they_are_are_few(world: World) -> None:
     """P3: each may keep a large frame in memory."""
     async with world.member(0), contextlib.AsyncExitStack() as stack:

@@ -197,6 +197,58 @@ def test_an_old_order_to_take_over_is_ignored() -> None:
     assert not any(isinstance(message, VoteRequest) and message.is_pre for message in ready.messages)
 
 
+def test_a_member_that_lost_its_disk_does_not_vote_for_one_that_has_left() -> None:
+    """P1: the settings of the empty one name the present members. The one that has left knows neither of that nor of
+    what was committed since (seed 1100716 of the simulation of changes)."""
+    voter = core(members=Members(("n0", "n1", "n3")))
+    for is_pre in (True, False):
+        ready = voter.step(vote(4, 4, 1, sender="n2", is_pre=is_pre), LATER)
+        assert not answer(ready).is_granted
+    # In a group that is new, the others know of no commit either.
+    assert answer(voter.step(vote(5, 4, 1, sender="n1"), LATER)).is_granted
+
+
+def test_only_the_leader_lets_a_member_take_over() -> None:
+    """P1: any other member could depose it, again and again."""
+    member = core(1, 1)
+    member.step(append(1, 1, 1), LATER)
+    ready = member.step(TransferNow(sender="n2", receiver="n0", term=1), LATER)
+    assert (ready.messages, ready.role) == ([], None)
+    ready = member.step(TransferNow(sender="n1", receiver="n0", term=1), LATER)
+    assert ready.role == RoleChange(RaftRole.CANDIDATE, 2, None)
+
+
+def test_a_vote_counts_also_after_the_candidate_has_begun_to_ask_again() -> None:
+    """P1: a voter with a slow disk answers late. The candidate asks for pre-votes of the next term meanwhile, and its
+    own term is still the same."""
+    member = core(1, 1, term=2)
+    member.step(TransferNow(sender="n1", receiver="n0", term=2), LATER)
+    assert (member.role, member.term) == (RaftRole.CANDIDATE, 3)
+    ready = member.tick(member.deadline_ms)
+    assert [message.is_pre for message in ready.messages if isinstance(message, VoteRequest)] == [True, True]
+
+    ready = member.step(VoteReply(sender="n1", receiver="n0", term=3, is_granted=True), LATER + 500)
+    assert ready.role == RoleChange(RaftRole.LEADER, 3, "n0")
+
+
+def test_a_late_vote_does_not_count_for_a_term_that_the_candidate_has_left() -> None:
+    """P1: nor for one in which it has followed, nor for one of an earlier life, whose log may have had more."""
+    asked = core(1, 1, term=2)
+    asked.step(TransferNow(sender="n1", receiver="n0", term=2), LATER)
+    late = VoteReply(sender="n1", receiver="n0", term=3, is_granted=True)
+    asked.step(append(3, 1, 1, sender="n2"), LATER)
+    asked.tick(asked.deadline_ms)
+    assert asked.role is RaftRole.CANDIDATE
+    assert asked.step(late, LATER + 2000).role is None
+
+    restarted = core(1, 1, term=3, voted_for="n0")
+    restarted.tick(restarted.deadline_ms)
+    assert restarted.role is RaftRole.CANDIDATE
+    restarted.step(late, LATER + 2000)
+    restarted.step(VoteReply(sender="n2", receiver="n0", term=3, is_granted=True), LATER + 2000)
+    assert restarted.role is RaftRole.CANDIDATE
+
+
 def test_two_leaders_of_one_term_are_a_fault() -> None:
     member = core(1, 1, term=2)
     member.step(append(2, 1, 1, sender="n1"), LATER)

@@ -439,7 +439,22 @@ async def test_a_sender_tells_when_its_files_have_changed(tmp_path: Path) -> Non
     assert "begin anew" in (await sender.answer(Ask(9, 2, "currterm", 0)))[0].reason
 
 
-@pytest.mark.parametrize("body", [b"", b"\0\0\0\x05{}", b"\xff" * 40, b"\0\0\0\x02{}", b"\0\0\0\x00"])
+#: Deeper than any call may be nested.
+NESTED = b'{"number":1,"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\0\0\0\x05{}",
+        b"\xff" * 40,
+        b"\0\0\0\x02{}",
+        b"\0\0\0\x00",
+        NESTED,
+        len(NESTED).to_bytes(4, "big") + NESTED,
+    ],
+)
 def test_bytes_that_are_no_question_and_no_answer_are_refused(body: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         unpack_answer(body)

@@ -9,9 +9,11 @@ import pytest
 from ternmq.errors import InvalidParameter, NotMaster, ServiceNotAvailable
 from ternmq.raft.core import RaftCore
 from ternmq.raft.group import Members
-from ternmq.raft.messages import Append, AppendReply, TransferNow, VoteReply
+from ternmq.raft.leadership import RUNS_MAX
+from ternmq.raft.messages import NO_INDEX, Append, AppendReply, TransferNow, VoteReply
 from ternmq.raft.progress import Pace
 from ternmq.raft.ready import RaftRole, Ready
+from ternmq.raft.wire import FRAME_EXTRA_BYTES, pack_message
 from tests.raft.group import Group, Member, core, reply
 from tests.raft.memory_log import Entry, MemoryLog
 
@@ -356,3 +358,16 @@ def test_a_refused_reply_of_a_later_term_ends_the_leadership() -> None:
     assert (ready.role.role, ready.role.term, ready.role.leader) == (RaftRole.FOLLOWER, 9, None)
     assert ready.hard_state is not None
     assert write(member).messages == []
+
+
+def test_an_append_has_no_more_terms_than_its_frame_has_room_for() -> None:
+    """P3: after thousands of elections without a message. The rest comes with the next one."""
+    terms = range(1, 3 * RUNS_MAX)
+    member = leader(*terms, append_bytes=1 << 20, window_bytes=1 << 22)
+    member.step(reply("n1", member.term, len(terms) - 1, sent_ms=NOW, refused=True), NOW)
+    ready = member.step(reply("n1", member.term, NO_INDEX, sent_ms=NOW), NOW)
+
+    appends = [each for each in ready.messages if isinstance(each, Append) and each.receiver == "n1" and each.runs]
+    assert [(0, RUNS_MAX - 1), (RUNS_MAX, 2 * RUNS_MAX - 1), (2 * RUNS_MAX, 3 * RUNS_MAX - 2)] == sent(ready)
+    assert all(each.is_well_formed for each in appends)
+    assert all(len(pack_message(each)[0]) < FRAME_EXTRA_BYTES for each in appends)

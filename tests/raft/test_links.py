@@ -116,6 +116,7 @@ async def test_callers_that_say_to_be_members_by_a_change_keep_no_place(
             assert await asyncio.wait_for(reader.read(1), 60)
             writer.close()
         await until(lambda: one._out.keys() == {"n1"})
+        assert {} == one.known
         async with world.member(1) as two:
             await linked(one, two)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.raft.seeds import live, live_twice
+from tests.raft.storm_simulation import StormSimulation
 
 #: Seeds of one test. The first lives twice: the same seed must give the same life.
 PORTION = 25
@@ -17,3 +18,11 @@ def test_a_group_keeps_raft_s_promises_whatever_breaks(first: int) -> None:
     live_twice(first)
     for seed in range(first + 1, first + PORTION):
         live(seed)
+
+
+@pytest.mark.parametrize("first", range(0, 100, PORTION))
+def test_a_group_keeps_raft_s_promises_when_leaders_die_one_after_the_other(first: int) -> None:
+    """P1: a hundred elections in each life."""
+    live_twice(first, StormSimulation)
+    for seed in range(first + 1, first + PORTION):
+        live(seed, kind=StormSimulation)

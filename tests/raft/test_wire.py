@@ -183,3 +183,13 @@ def test_a_frame_of_any_kind_keeps_its_data() -> None:
     frame = pack_frame(3, b"ab", [b"cd", memoryview(b"ef")], 4)
 
     assert [(3, b"abcdef")] == LinkDecoder(BYTES_MAX).feed(b"".join(map(bytes, frame)))
+
+
+def test_terms_of_entries_that_are_not_there_are_refused() -> None:
+    """P3: before they are unpacked, which takes ten times their bytes."""
+    message = append(0, list(range(1, 5)), term=9)
+    [(kind, body)] = LinkDecoder(BYTES_MAX).feed(b"".join(map(bytes, pack_message(message, [message.data]))))
+    assert message.runs == unpack_message(kind, body, **BOTH).runs  # type: ignore[union-attr]
+    cut = body[: -len(message.data)] + b"one byte of data"
+    with pytest.raises(RemoteProtocolError, match="contradict"):
+        unpack_message(kind, cut, **BOTH)

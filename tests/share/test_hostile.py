@@ -4,15 +4,17 @@ of the loop (R1, R3, R4)."""
 from __future__ import annotations
 
 import tracemalloc
+from typing import Any
 
 import pytest
 
+from ternmq import names
 from ternmq.broker.services.sharing import SharePullOutcome
 from ternmq.errors import BrokerRefused, InvalidParameter, SystemBusy
 from ternmq.share.members import Lives
-from ternmq.share.take import SCANS_MAX
-from ternmq.wire.requests_share import COUNT_MAX
-from tests.share.world import GROUP, TOPIC, Make, Options
+from ternmq.share.take import AGAIN_RUNS_MAX, SCANS_MAX
+from ternmq.wire.requests_share import COUNT_MAX, ShareAck
+from tests.share.world import GROUP, TOPIC, InHand, Make, Options, World
 
 LARGEST = 2**63 - 1
 
@@ -129,3 +131,82 @@ def test_the_number_of_held_messages_is_known_without_counting(make: Make) -> No
         assert str(world.master.state.held_count) == world.sharing.measures()["shareHeld"]
         world.stop()
         world.start()
+
+
+def scattered(world: World, count: int) -> list[InHand]:
+    """What ``ann`` holds: so many messages, each of them a run, as a filter leaves out every second one."""
+    for number in range(2 * count):
+        world.send(b"%d" % number, TAGS="a" if number % 2 else "b")
+    held: list[InHand] = []
+    while len(held) < count:
+        held += world.pull("ann", count_max=COUNT_MAX, expression_type="TAG", subscription="a", **known(held))
+    return held
+
+
+def known(held: list[InHand]) -> dict[str, Any]:
+    """What a consumer says of what it has."""
+    return {"held": held[-1].number, "life": held[-1].life} if held else {}
+
+
+def test_what_comes_again_is_bounded_by_the_places_where_it_lies(make: Make) -> None:
+    """R2, R4: each run is looked up in its queue; a thousand of them took 7 ms, in one turn of the loop."""
+    world = make(Options(queues=1, log_file_bytes=1 << 20, queue_file_bytes=20_000))
+    held = scattered(world, 500)
+    again: list[InHand] = []
+    while len(again) < len(held):
+        messages = world.pull("ann", count_max=COUNT_MAX, **known(again))
+        assert 0 < len(messages) <= AGAIN_RUNS_MAX
+        again += messages
+    assert held == again
+
+
+def test_another_time_limit_is_for_as_many_messages_as_a_pull_has(make: Make) -> None:
+    """R4: ten thousand runs took 30 ms, in one turn of the loop."""
+    world = make(Options(queues=1, log_file_bytes=1 << 20, queue_file_bytes=100_000))
+    held = scattered(world, COUNT_MAX + 1)
+    query = ShareAck(consumer_group=GROUP, topic=TOPIC, consumer="ann")
+    with pytest.raises(InvalidParameter, match="expected 1024 numbers at most"):
+        world.sharing.hold(query, life=held[0].life, first=0, last=COUNT_MAX, hold_ms=1_000)
+    world.sharing.hold(query, life=held[0].life, first=0, last=COUNT_MAX - 1, hold_ms=1_000)
+    world.pass_time(2)
+    assert ("online", 1) == world.states()["ann"], "the last one has no limit"
+
+
+def test_time_limits_of_single_messages_are_part_of_the_memory_that_is_limited(make: Make) -> None:
+    """R1: neighbours are one run, until each of them has a limit of its own."""
+    world = make(Options(queues=1, bytes_max=1 << 20, log_file_bytes=1 << 20, queue_file_bytes=400_000))
+    messages: list[InHand] = []
+    for number in range(10_000):
+        world.send(b"%d" % number)
+    while len(messages) < 10_000:
+        messages += world.pull("ann", count_max=COUNT_MAX, **known(messages))
+    assert world.master.memory_bytes < 10_000
+    with pytest.raises(SystemBusy, match="raise maxShareBytes"):
+        for number, message in enumerate(messages):
+            world.hold("ann", message, 60_000 + number)
+    assert (1 << 20) <= world.master.memory_bytes < (1 << 20) + 1_000
+    world.ack("ann", messages[0], messages[5_000])
+    world.hold("ann", messages[-1], 60_000)
+
+
+@pytest.mark.parametrize("by_pull", [False, True])
+def test_thousands_of_deleted_messages_are_confirmed_by_one_action(make: Make, by_pull: bool) -> None:
+    """R1, R4: each run was confirmed alone: a record for each, and a pull that found them looked at all others each
+    time."""
+    world = make(Options(queues=1, log_file_bytes=1 << 16, queue_file_bytes=2_000))
+    held = scattered(world, 2_000)
+    world.clean()
+    first = world.store.min_offset(TOPIC, 0)
+    left = [message for message in held if message.queue_offset >= first]
+    assert 0 < len(left) < 500
+    before = world.store.max_offset(names.SHARE_TOPIC, 0)
+    if by_pull:
+        given = world.pull("ann", count_max=COUNT_MAX)
+        assert left[: len(given)] == given
+    else:
+        world.beat("ann")
+        world.tend()
+    # With the records of a checkpoint, after an hour.
+    assert world.store.max_offset(names.SHARE_TOPIC, 0) - before <= 10
+    assert len(held) - len(left) == world.sharing.counts.expired
+    assert ("online", len(left)) == world.states()["ann"]

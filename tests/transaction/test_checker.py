@@ -249,6 +249,27 @@ def test_a_clock_that_is_set_back_does_not_stop_the_checks() -> None:
     in_virtual_time(program())
 
 
+@pytest.mark.parametrize("is_young", [True, False])
+def test_nor_does_it_stop_those_of_halves_that_were_looked_at_before(is_young: bool) -> None:
+    """J2: one that was too young for a check, or had no producer. Both would wait until the clock is there again."""
+
+    async def program() -> None:
+        world = World()
+        member = Asked()
+        world.start()
+        await world.folded()
+        await asyncio.sleep(26 if is_young else 1)
+        world.send(b"paid")
+        await asyncio.sleep(31)
+        world.producers = [member]
+        world.clock.jump(-24 * HOUR_S * 1000)
+        await asyncio.sleep(31)
+        assert 1 == len(member.checks)
+        await world.stop()
+
+    in_virtual_time(program())
+
+
 def test_a_half_whose_copy_does_not_fit_is_asked_about_and_counted_in_memory() -> None:
     """J2: its properties have the size that a record can hold."""
 

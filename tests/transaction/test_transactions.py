@@ -469,3 +469,32 @@ def test_one_open_half_does_not_hold_the_queue_for_ever(monkeypatch: pytest.Monk
         await world.stop()
 
     in_virtual_time(program())
+
+
+def test_a_log_that_is_deleted_while_it_is_folded_leaves_no_ended_transaction_open() -> None:
+    """J1, C9: a broker that was down for days begins with old ops, which retention may delete before they are read."""
+
+    async def program() -> None:
+        world = World(file_reserved_time=1)
+        world.start()
+        await world.folded()
+        world.send(b"never ended")
+        for _ in range(600):
+            world.end(world.send(), Outcome.ROLLBACK)
+        # Until all is on the disk.
+        await asyncio.sleep(130)
+        assert (0, 0) == world.progress
+        await world.stop()
+
+        world.clock.jump(3 * 3_600_000)
+        world.start()
+        while not world.transactions.ledger.next_op:
+            await asyncio.sleep(0)
+        world.store.retention.ask()
+        world.store.tick()
+        assert world.transactions.ledger.next_op < world.store.min_offset(names.OP_HALF_TOPIC, 0) < 600
+        await world.folded()
+        assert (600, 0) == (world.transactions.ledger.next_op, world.open)
+        await world.stop()
+
+    in_virtual_time(program())

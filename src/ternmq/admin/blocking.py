@@ -698,14 +698,16 @@ class SyncTransactionAdmin(SyncNoun[TransactionAdmin]):
         """How many transactions are open, by the name of the master."""
         return self._run(self._noun().count())
 
-    def resume(self, offset_id: str) -> None:
+    def resume(self, offset_id: str, *, broker: str | None = None) -> None:
         """Have a discarded transaction checked again.
 
-        ``offset_id`` is that of its message in the topic TRANS_CHECK_MAX_TIME_TOPIC.
+        ``offset_id`` is that of its message in the topic TRANS_CHECK_MAX_TIME_TOPIC. It names the address that the
+        broker had then; if that has changed since, give the name of the ``broker``.
 
-        Raises ``InvalidName`` for what is not an offset id, and ``SystemFailure`` for a message that is not there.
+        Raises ``InvalidName`` for what is not an offset id, ``BrokerMissing`` for an unknown broker, and
+        ``SystemFailure`` for a message that is not there.
         """
-        self._run(self._noun().resume(offset_id))
+        self._run(self._noun().resume(offset_id, broker=broker))
 
 
 class SyncUserAdmin(SyncNoun[UserAdmin]):

@@ -7,7 +7,7 @@ from typing import Final
 
 from ternmq.admin.brokers import BrokerAdmin, BrokerInfo
 from ternmq.client.connect.instance import ClientInstance
-from ternmq.errors import RequestNotSupported
+from ternmq.errors import BrokerMissing, RequestNotSupported
 from ternmq.names import CHECK_MAX_TOPIC
 from ternmq.net.peer import format_address
 from ternmq.wire.bodies.codec import decode
@@ -84,19 +84,30 @@ class TransactionAdmin:
         masters = await self._brokers.masters()
         return {broker.name: (await self._page(broker, 0, count_max=1)).open_count for broker in masters}
 
-    async def resume(self, offset_id: str) -> None:
+    async def resume(self, offset_id: str, *, broker: str | None = None) -> None:
         """Have a discarded transaction checked again.
 
-        ``offset_id`` is that of its message in the topic TRANS_CHECK_MAX_TIME_TOPIC.
+        ``offset_id`` is that of its message in the topic TRANS_CHECK_MAX_TIME_TOPIC. It names the address that the
+        broker had then; if that has changed since, give the name of the ``broker``.
 
-        Raises ``InvalidName`` for what is not an offset id, and ``SystemFailure`` for a message that is not there.
+        Raises ``InvalidName`` for what is not an offset id, ``BrokerMissing`` for an unknown broker, and
+        ``SystemFailure`` for a message that is not there.
         """
         ip, port, _ = parse_offset_id(offset_id)
         await self._instance.ask(
-            format_address(ip, port),
+            format_address(ip, port) if broker is None else await self._master(broker),
             RequestCode.RESUME_CHECK_HALF_MESSAGE,
             ResumeCheck(message_id=offset_id, topic=CHECK_MAX_TOPIC),
         )
+
+    async def _master(self, name: str) -> str:
+        """The address of a master."""
+        masters = await self._brokers.masters()
+        for broker in masters:
+            if broker.name == name:
+                return broker.address
+        known = ", ".join(sorted(broker.name for broker in masters))
+        raise BrokerMissing(f"there is no master {name!r}; the registered ones are {known}")
 
     async def _page(self, broker: BrokerInfo, queue_offset: int, *, count_max: int = _PAGE) -> OpenTransactions:
         header = ListTransactions(queue_offset=queue_offset, count_max=count_max)

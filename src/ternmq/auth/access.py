@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, cast
 
 from ternmq.auth import yaml_text
 from ternmq.auth.accounts import AccessRules
-from ternmq.auth.acl_files import AclFiles, check_mode
+from ternmq.auth.acl_files import AclFiles, check_mode, open_regular
 from ternmq.auth.audit import Audit
 from ternmq.auth.config import AccessConfig, UserAccessConfig
 from ternmq.auth.plain import PlainAcl
@@ -199,7 +199,8 @@ def own_credentials(config: AccessConfig, environ: Mapping[str, str]) -> Credent
         return found
     path = acl_directory(config, environ) / TOOLS_FILE
     try:
-        document = yaml_text.parse(path.read_bytes())
+        with open_regular(path) as file:
+            document = yaml_text.parse(file.read(yaml_text.FILE_BYTES_MAX + 1))
         check_mode(path)
     except FileNotFoundError:
         return None

@@ -1,7 +1,9 @@
 """The ACL files of one server: found, loaded, watched, changed (N1).
 
 ``plain_acl.yml`` in a directory, and every ``.yml`` and ``.yaml`` below its ``acl/``. Of two accounts with one key, the
-one in the file that is read first counts: ``plain_acl.yml``, then the others by name.
+one in the file that is read first counts: ``plain_acl.yml``, then the others by name. Names that begin with a dot do
+not count: editors leave such files, and a volume of Kubernetes keeps older versions of its files in such directories,
+with secrets that are valid no more.
 
 All methods may wait for the disk, and belong to one thread at a time. ``load`` and ``reload`` give new rules or raise;
 ``reload`` looks at times and sizes first. A file that cannot be read or understood stops the start. Later it changes
@@ -11,12 +13,14 @@ nothing: the rules of its last good version stay in force.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from ternmq.auth import acl_file
 from ternmq.auth.accounts import AccessRules
@@ -173,7 +177,12 @@ class AclFiles:
                 f"the ACL directory {self.directory} does not exist; create it with a {DEFAULT_FILE}, or set "
                 "aclPath to the directory that has one"
             )
-        found = [path for path in sorted((self.directory / DIRECTORY).rglob("*")) if path.suffix in _SUFFIXES]
+        below = self.directory / DIRECTORY
+        found = [
+            path
+            for path in sorted(below.rglob("*"))
+            if path.suffix in _SUFFIXES and not any(part.startswith(".") for part in path.relative_to(below).parts)
+        ]
         if len(found) > FILES_MAX:
             raise ConfigError(f"{self.directory / DIRECTORY} has {len(found)} ACL files: expected at most {FILES_MAX}")
         # An editor may take the default file away for a moment: one that was there counts as one that cannot be read.
@@ -183,7 +192,7 @@ class AclFiles:
     def _read(self, path: Path) -> _Loaded:
         stamp = _stamp(path)
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 data = file.read(FILE_BYTES_MAX + 1)
         except OSError as error:
             raise ConfigError(f"cannot read the ACL file {path}: {error.strerror}") from None
@@ -194,10 +203,13 @@ class AclFiles:
 
     def _read_again(self, path: Path, stamp: _Stamp | None) -> _Loaded | None:
         try:
-            return self._read(path)
+            loaded = self._read(path)
         except ConfigError as error:
             self._refuse(path, stamp, error)
             return None
+        with contextlib.suppress(FileNotFoundError):
+            check_mode(path)
+        return loaded
 
     def _refuse(self, path: Path, stamp: _Stamp | None, error: ConfigError) -> None:
         if path not in self._refused or self._refused[path] != stamp:
@@ -211,6 +223,20 @@ def _stamp(path: Path) -> _Stamp | None:
     except OSError:
         return None
     return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading. Raises ``OSError``, also for what is no regular file: a named pipe would keep its reader
+    waiting for ever."""
+    # The flag changes nothing for regular files, and lets pipes be opened at once. Windows has neither.
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def check_mode(path: Path) -> None:
@@ -235,7 +261,9 @@ def replace_file(path: Path, data: bytes, *, mode: int) -> None:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Replace an ACL file, which keeps its mode. A new one is for its owner only."""
+    """Replace an ACL file, which keeps its mode. A new one is for its owner only. A link stays one: what it leads to is
+    replaced."""
+    path = path.resolve()
     mode = 0o600
     with contextlib.suppress(FileNotFoundError):
         mode = path.stat().st_mode & 0o777

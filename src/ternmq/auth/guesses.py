@@ -7,18 +7,17 @@ an attacker can lock out only clients with the same address, and only their new 
 
 Known and unknown keys are counted in the same way, or an attacker could tell them apart by what is left. Keys are many
 and counted in a few groups for each address, so that invented ones do not fill the table: two keys of one address
-may share their attempts. Addresses of IPv6 are counted by their network, the first 64 bits: who has one has all
-others in it. The table is bounded; the entry that was used longest ago is forgotten, which gives an
-attacker with many addresses new attempts.
+may share their attempts. Addresses of IPv6 are counted by their network (``net.places``). The table is bounded; the
+entry that was used longest ago is forgotten, which gives an attacker with many addresses new attempts.
 """
 
 from __future__ import annotations
 
-from ipaddress import IPv6Address
 from typing import Final
 from zlib import crc32
 
 from ternmq.env import Clock
+from ternmq.net.places import place_of
 
 ATTEMPTS: Final = 20
 RETURN_S: Final = 1.0
@@ -37,7 +36,7 @@ class Guesses:
 
     def failed(self, ip: str, key: str) -> None:
         """A signature was wrong."""
-        what = _place(ip), _group(key)
+        what = place_of(ip), _group(key)
         left = self._count(what)
         self._left.pop(what, None)
         if len(self._left) >= ENTRIES_MAX:
@@ -46,7 +45,7 @@ class Guesses:
 
     def may_try(self, ip: str, key: str) -> bool:
         """Whether an attempt is left."""
-        return not self._left or self._count((_place(ip), _group(key))) >= 1.0
+        return not self._left or self._count((place_of(ip), _group(key))) >= 1.0
 
     def _count(self, what: tuple[str, int]) -> float:
         entry = self._left.get(what)
@@ -57,17 +56,6 @@ class Guesses:
         if left >= ATTEMPTS:
             del self._left[what]
         return min(left, ATTEMPTS)
-
-
-def _place(ip: str) -> str:
-    """Where attempts of an address are counted."""
-    if ":" not in ip:
-        return ip
-    try:
-        address = IPv6Address(ip)
-    except ValueError:
-        return ip
-    return str(address.ipv4_mapped) if address.ipv4_mapped is not None else address.packed[:8].hex()
 
 
 def _group(key: str) -> int:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from ternmq.auth.acl_files import replace_file
+from ternmq.auth.acl_files import open_regular, replace_file
 from ternmq.auth.policies import Policies, PolicyEntry, PolicyType
 from ternmq.auth.users import User, UserRules, UserStatus, UserType
 from ternmq.errors import ConfigError
@@ -149,7 +149,7 @@ def _user(stored: StoredUser, cipher: Fernet) -> User:
 def _read_private(path: Path) -> bytes | None:
     """A file of secrets; None if there is none. Raises ``ConfigError`` if other users can read it."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             mode = os.fstat(file.fileno()).st_mode
             if os.name == "posix" and mode & 0o077:
                 raise ConfigError(f"other users of this machine can read the secrets in {path}; run `chmod 600` on it")

@@ -19,6 +19,7 @@ import asyncio
 import heapq
 import os
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
@@ -92,8 +93,10 @@ def consume(
 
         tern consume orders --group billing --share
     """
-    if share and (group is None or not follow):
-        raise ConfigError("--share needs --group, and works without --no-follow: add --group NAME")
+    if share and group is None:
+        raise ConfigError("--share needs the name of a group: add --group NAME")
+    if share and not follow:
+        raise ConfigError("--share waits for new messages: leave out --no-follow, or stop it by --count")
     chosen = _Filter(tags, sql)
     show = _Printer(Output(as_json=as_json), count)
     position = parse_position(start)
@@ -125,14 +128,27 @@ async def _look(
 async def _join(
     topic: str, group: str, start: StartPosition, chosen: _Filter, show: _Printer, *, share: bool, name_servers: str
 ) -> None:
+    from ternmq.client.consume.config import ShareConfig
     from ternmq.client.consume.pull import PullConsumer
     from ternmq.client.consume.push import PushConsumer
     from ternmq.client.consume.share import ShareConsumer
 
     async with PullConsumer(group, name_servers=name_servers) as looker:
         await looker.queues(topic)  # a member would wait for a topic that does not exist
-    kind = ShareConsumer if share else PushConsumer
-    async with kind(group, name_servers=name_servers, start=start) as consumer:
+    member: PushConsumer | ShareConsumer
+    if share:
+        limits = ShareConfig()
+        if show.count is not None:
+            # What it holds when it ends counts as delivered, and comes again later: it takes no more than it shows.
+            limits = replace(
+                limits,
+                count_max=min(limits.count_max, show.count),
+                unsettled_max=min(limits.unsettled_max, show.count),
+            )
+        member = ShareConsumer(group, name_servers=name_servers, start=start, config=limits)
+    else:
+        member = PushConsumer(group, name_servers=name_servers, start=start)
+    async with member as consumer:
         consumer.subscribe(topic, chosen.tags, sql=chosen.sql)
         async for message in consumer:
             more = show(message)
@@ -270,6 +286,7 @@ class _Printer:
 
     def __init__(self, output: Output, count: int | None) -> None:
         self._output = output
+        self.count = count
         self._left = count
         self._dim = output.is_terminal and not os.environ.get("NO_COLOR")
 

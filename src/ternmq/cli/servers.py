@@ -138,6 +138,7 @@ async def _up(
         if not setting.shared and setting.name in _CHOSEN_BY_UP:
             raise ConfigError(f"{setting.key} cannot be set with `tern up --set`: {_CHOSEN_BY_UP[setting.name]}")
     settings.report_strangers(BrokerConfig, StoreConfig, ReplicationConfig, RaftConfig, NamesrvConfig)
+    settings.report_exposed(BrokerConfig, NamesrvConfig)
     # Built here to find errors before any server runs; the brokers build theirs again.
     settings.build(BrokerConfig)
     settings.build(StoreConfig)
@@ -173,8 +174,8 @@ async def _up(
                 *([] if any(setting.name == "enablepropertyfilter" for setting in settings.given) else _ON_UNLESS_SAID),
                 *(
                     _as_flag(setting.section, setting.key, setting.value)
-                    for setting in settings.given
-                    if not setting.shared and id(setting) not in strangers
+                    for setting in settings.flags()
+                    if id(setting) not in strangers
                 ),
             ],
         )
@@ -243,6 +244,7 @@ def namesrv(
     flags = [*(settings or []), *([f"listenPort={port}"] if port is not None else [])]
     given = Settings.gather(files=[config] if config else [], env=os.environ, flags=flags)
     given.report_strangers(NamesrvConfig)
+    given.report_exposed(NamesrvConfig)
     built = given.build(NamesrvConfig)
     # An empty kvConfigPath keeps settings in memory only.
     if not any(setting.name == "kvconfigpath" for setting in given.given):
@@ -274,6 +276,7 @@ def broker(
     flags = [*([f"namesrvAddr={name_server}"] if name_server else []), *(settings or [])]
     given = Settings.gather(files=[config] if config else [], env=os.environ, flags=flags)
     given.report_strangers(BrokerConfig, StoreConfig, ReplicationConfig, RaftConfig)
+    given.report_exposed(BrokerConfig)
     built = given.build(BrokerConfig), given.build(StoreConfig), given.build(ReplicationConfig), given.build(RaftConfig)
     origins = given.origins(BrokerConfig, StoreConfig, ReplicationConfig, RaftConfig)
     serve(_broker(*built, origins, Output(as_json=as_json)))

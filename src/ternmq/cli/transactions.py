@@ -60,14 +60,21 @@ def list_(
 @app.command()
 def resume(
     offset_id: Annotated[str, typer.Argument(help="Offset id of the discarded message.", metavar="OFFSET_ID")],
+    broker: Annotated[
+        str | None,
+        typer.Option("--broker", "-b", metavar="NAME", help="Name of its broker, if the address of that has changed."),
+    ] = None,
     name_servers: NameServers = NAME_SERVER_DEFAULT,
     as_json: Json = False,
 ) -> None:
     """Check a discarded transaction again: its producers are asked, from the first time on.
 
-    Discarded transactions are messages of the topic TRANS_CHECK_MAX_TIME_TOPIC, and keep their offset ids.
+    Discarded transactions are messages of the topic TRANS_CHECK_MAX_TIME_TOPIC; `tern message at` shows the offset id
+    of each.
 
-    Example:
+    Examples:
+
+        tern message at TRANS_CHECK_MAX_TIME_TOPIC broker-a 0 0
 
         tern transaction resume 7F00000100002A9F00000000000012AB
     """
@@ -75,7 +82,7 @@ def resume(
 
     async def work() -> None:
         async with Admin(name_servers) as admin:
-            await admin.transactions.resume(offset_id)
+            await admin.transactions.resume(offset_id, broker=broker)
 
     run(work())
     Output(as_json=as_json).item({"resumed": offset_id}, f"{offset_id} is checked again")

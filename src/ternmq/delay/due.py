@@ -83,19 +83,28 @@ class Waiting(msgspec.Struct, frozen=True, gc=False):
 def asked_time(properties: str) -> AskedTime | None:
     """How a message asks for its time; None if it does not.
 
-    Raises ``MessageIllegal`` for an invalid value: not a number, or negative.
+    Raises ``MessageIllegal`` for an invalid value: not a number, negative, or larger than any time.
     """
     for mark, name, get, unit_ms in _WISHES:
         # A search costs a third of what the call does.
         if mark not in properties or (text := get(properties)) is None:
             continue
-        if not (text.isdigit() and text.isascii() and len(text) <= _DIGITS_MAX):
+        if not (text.isdigit() and text.isascii()):
             raise MessageIllegal(
                 f"invalid {name} {text[:40]!r}: expected "
                 + ("a delay of 0 or more" if unit_ms else "a time in ms since 1970")
             )
+        # Java has longs up to nineteen digits, and a text may have thousands.
+        if len(text) > _DIGITS_MAX and len(text := text.lstrip("0") or "0") > _DIGITS_MAX:
+            raise MessageIllegal(
+                f"timer message illegal, {name} {_shortened(text)} lies beyond any limit: see timerMaxDelaySec"
+            )
         return AskedTime(name, int(text) * (unit_ms or 1), unit_ms > 0)
     return None
+
+
+def _shortened(digits: str) -> str:
+    return digits if len(digits) <= 40 else f"{digits[:40]}…"
 
 
 def slot_of(due_ms: int) -> int:

@@ -7,9 +7,9 @@ and the loop reads its sockets between turns. So a storm of pulls delays sends b
 All reads of one turn of the loop share its time. Work that came on many connections, a request each, piles up as work
 that came on one does: when the time is over, what is read later is only queued, and has its place by the time used.
 
-Where work piles up, time used is CPU time. By the clock on the wall, a small group would be charged for the moments in
-which the loop lost the processor to another program in the midst of its request: with milliseconds, for which others
-then go first.
+Where work piles up, time used is CPU time, and time that the loop waited for pages of a mapped file (``UsedTime``). By
+the clock on the wall, a small group would be charged for the moments in which the loop lost the processor to another
+program in the midst of its request: with milliseconds, for which others then go first.
 
 **Going ahead.** A small group beside a storm must not wait for a turn with its send, for another with its pull and for
 a third with the reply. What is read when the time is over is served at once if its group had nothing of this turn, and

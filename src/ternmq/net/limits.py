@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from ternmq.errors import ConfigError
+from ternmq.net.places import place_of
 from ternmq.rare_log import RareLog
 from ternmq.wire.frame import FRAME_BYTES_LIMIT, FRAME_BYTES_MAX
 
@@ -46,7 +47,8 @@ class Limits:
     frame_max_length: int = FRAME_BYTES_MAX
     #: Open at the same time; fewer if the limit of open files is lower, because the store needs some of them.
     max_connections: int = 20_000
-    #: Connections from one address: all clients of a host, or behind one NAT or proxy.
+    #: Connections from one address: all clients of a host, or behind one NAT or proxy. With IPv6: from one network of
+    #: 64 bits (``net.places``).
     max_connections_per_address: int = 2_000
     #: Bytes of all frames that have not arrived completely.
     max_incomplete_frame_bytes: int = 256 * _MIB
@@ -116,7 +118,7 @@ class Usage:
         self.logs = RareLog(log, asyncio.get_running_loop().time)
         self._loop = asyncio.get_running_loop()
         self._connections = 0
-        self._addresses: Counter[str] = Counter()
+        self._places: Counter[str] = Counter()
         #: Bytes of the frame and when it began, the oldest frame first.
         self._incomplete: dict[CountedConnection, tuple[int, float]] = {}
         #: For peers that do not read: how many bytes had been sent, and when that number last grew; the one that has
@@ -134,20 +136,20 @@ class Usage:
 
     def opened(self, peer: CountedConnection) -> bool:
         """Count a connection; returns False, without counting it, if there are too many."""
-        limits, ip = self.limits, peer.remote_ip
+        limits, place = self.limits, place_of(peer.remote_ip)
         if self._connections >= self._connections_max:
             reason = (
                 f"{self._connections_max} connections are open already; if all are needed, raise maxConnections "
                 "and the limit of open files (ulimit -n, LimitNOFILE)"
             )
-        elif self._addresses[ip] >= limits.max_connections_per_address:
+        elif self._places[place] >= limits.max_connections_per_address:
             reason = (
-                f"{limits.max_connections_per_address} connections from {ip} are open already; if many clients "
+                f"{limits.max_connections_per_address} connections from {place} are open already; if many clients "
                 "share this address, raise maxConnectionsPerAddress"
             )
         else:
             self._connections += 1
-            self._addresses[ip] += 1
+            self._places[place] += 1
             return True
         self.logs.warning("refused", f"refusing a connection from {peer.address}: {reason}")
         return False
@@ -155,9 +157,10 @@ class Usage:
     def closed(self, peer: CountedConnection) -> None:
         """A counted connection has ended."""
         self._connections -= 1
-        self._addresses[peer.remote_ip] -= 1
-        if not self._addresses[peer.remote_ip]:
-            del self._addresses[peer.remote_ip]
+        place = place_of(peer.remote_ip)
+        self._places[place] -= 1
+        if not self._places[place]:
+            del self._places[place]
 
     # --- Incoming ---------------------------------------------------------------------------------------------------
 

@@ -55,7 +55,8 @@ _TIME_MAX_MS: Final = 100 * 365 * 24 * 3_600_000
 #: While it waits, a guard looks at the key this often, at first and at last.
 _LOOK_FIRST_S: Final = 0.02
 _LOOK_LAST_S: Final = 1.0
-#: How often a guard has its store forget keys, and how many at a time.
+#: How often a guard has its store forget keys, and how many at a time: at the latest when it has claimed half as many,
+#: so that a store does not grow for ever.
 _PURGE_S: Final = 60.0
 _PURGE_COUNT: Final = 1_000
 
@@ -163,6 +164,7 @@ class Guard:
         self._waiting = 0
         self._clock = clock or SystemClock()
         self._purged = self._clock.monotonic()
+        self._claims = 0
 
     @contextlib.asynccontextmanager
     async def __call__(self, message: ReceivedMessage) -> AsyncIterator[bool]:
@@ -249,8 +251,9 @@ class Guard:
 
     async def _purge_sometimes(self) -> None:
         now = self._clock.monotonic()
-        if now - self._purged >= _PURGE_S:
-            self._purged = now
+        self._claims += 1
+        if now - self._purged >= _PURGE_S or self._claims >= _PURGE_COUNT // 2:
+            self._purged, self._claims = now, 0
             await self.store.purge(_PURGE_COUNT)
 
 

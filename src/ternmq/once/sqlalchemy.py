@@ -22,6 +22,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, TypeVar
 
 from ternmq.client.consume.listener import ConsumeContext, is_async
+from ternmq.conflicts import is_conflict
 from ternmq.env import Clock
 from ternmq.errors import ConfigError, InvalidKey, KeyStoreFailed, KeyTableMissing
 from ternmq.message import ReceivedMessage
@@ -53,12 +54,13 @@ try:
         SmallInteger,
         String,
         Table,
-        case,
+        and_,
         delete,
         insert,
         inspect,
         literal,
         literal_column,
+        or_,
         select,
         update,
     )
@@ -165,14 +167,26 @@ class SqlAlchemyKeys:
 
     async def purge(self, count_max: int) -> int:
         table = self._table
-        abandoned = case((table.c.state == int(State.RUNNING), ABANDONED_MS), else_=0)
-        over = select(table.c.id).where(table.c.until_ms + abandoned <= self._now()).limit(count_max)
 
         def purged(connection: Connection) -> int:
-            ids = list(connection.scalars(over))
+            now_ms = int(connection.scalar(select(self._now())) or 0)
+            # In this form for the index: else all keys are read, each time.
+            is_over = and_(
+                table.c.until_ms <= now_ms,
+                or_(table.c.state != int(State.RUNNING), table.c.until_ms <= now_ms - ABANDONED_MS),
+            )
+            found = select(table.c.id).where(is_over).order_by(table.c.until_ms).limit(count_max)
+            ids = list(connection.scalars(found))
+            if not ids:
+                return 0
             # The condition again: a key may have been claimed meanwhile.
-            gone = delete(table).where(table.c.id.in_(ids), table.c.until_ms + abandoned <= self._now())
-            return connection.execute(gone).rowcount if ids else 0
+            gone = delete(table).where(table.c.id.in_(ids), is_over)
+            if connection.dialect.name in ("mysql", "mariadb"):
+                # Else the whole table is read if it has few other keys, and the DELETE waits for the locks of their
+                # work. Only a DELETE of several tables, here one, can name an index.
+                named = connection.dialect.identifier_preparer.format_table(table)
+                gone = gone.prefix_with(named).with_hint("FORCE INDEX (PRIMARY)")
+            return connection.execute(gone).rowcount
 
         return await self._run(purged)
 

@@ -35,7 +35,8 @@ _SELECT: Final = "SELECT state, token, until_ms, lease_ms, attempts, since_ms FR
 _STORE: Final = "INSERT OR REPLACE INTO ternmq_once VALUES (?, ?, ?, ?, ?, ?, ?)"
 _PURGE: Final = """\
 DELETE FROM ternmq_once WHERE name IN (
-  SELECT name FROM ternmq_once WHERE until_ms + (state = ?) * ? <= ? LIMIT ?
+  SELECT name FROM ternmq_once WHERE until_ms <= :now_ms AND (state <> :running OR until_ms <= :now_ms - :abandoned_ms)
+  ORDER BY until_ms LIMIT :count_max
 )"""
 
 
@@ -104,9 +105,13 @@ class SqliteKeys:
 
     def _purge(self, count_max: int) -> int:
         with self._transaction() as connection:
-            return connection.execute(
-                _PURGE, (int(State.RUNNING), ABANDONED_MS, self._clock.now_ms(), count_max)
-            ).rowcount
+            values = {
+                "now_ms": self._clock.now_ms(),
+                "running": int(State.RUNNING),
+                "abandoned_ms": ABANDONED_MS,
+                "count_max": count_max,
+            }
+            return connection.execute(_PURGE, values).rowcount
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

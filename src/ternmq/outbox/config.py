@@ -30,8 +30,8 @@ class OutboxConfig:
         refusals_max: How often brokers may refuse a message before it is dead. Brokers that cannot be reached do not
             count: then the message waits.
         gather_ms: While commits of this process follow each other, their messages are sent at most this often, in ms:
-            what gathers meanwhile shares the work in the database. A message that comes alone is sent at once. 0: never
-            wait.
+            what gathers meanwhile shares the work in the database. From 500 messages a second on, they gather for five
+            times as long. A message that comes alone is sent at once. 0: never wait.
         rows_max: How many messages are taken at once, up to 10,000.
         bytes_max: How many bytes of bodies are taken at once; a single message may be larger.
         batch_bytes: Messages of one topic are sent in batches of up to this size. 0: each message alone.

@@ -43,6 +43,11 @@ T = TypeVar("T")
 #: MariaDB and MySQL have SKIP LOCKED from these versions on.
 _SKIP_LOCKED_MARIADB: Final = (10, 6)
 _SKIP_LOCKED_MYSQL: Final = (8, 0, 1)
+#: How a transaction begins on a connection that commits each statement by itself.
+_BEGIN: Final = {
+    Dialect.POSTGRESQL: "BEGIN ISOLATION LEVEL READ COMMITTED",
+    Dialect.MYSQL: "START TRANSACTION",
+}
 #: How often a listener looks whether it shall end.
 _LISTEN_S: Final = 1.0
 #: How long the end waits for a transaction that is under way.
@@ -136,6 +141,12 @@ class EngineDatabase:
         # Statements with ids are never the same again: they would push the application's own out of its cache.
         self._plain = plain.execution_options(compiled_cache=None, **options)
         self._async = AsyncEngine(self._plain) if self.is_async else None
+        # The connection that the relay keeps commits each statement by itself, and transactions are begun and ended by
+        # statements: most of the relay's work is one statement, which then is one round trip instead of two or three.
+        # SQLite has no round trips.
+        self._commits_itself = dialect is not Dialect.SQLITE
+        kept = {"isolation_level": "AUTOCOMMIT"} if self._commits_itself else {}
+        self._to_keep = plain.execution_options(compiled_cache=None, **kept)
         self._thread: ThreadPoolExecutor | None = None
         self._pid = os.getpid()
         self._kept: Connection | None = None
@@ -143,14 +154,14 @@ class EngineDatabase:
     def __repr__(self) -> str:
         return f"<EngineDatabase {self.name}>"
 
-    async def run(self, work: Callable[[Execute], T]) -> T:
-        """Do ``work`` in one transaction, and commit it. Raises ``OutboxFailed``."""
+    async def run(self, work: Callable[[Execute], T], *, is_single: bool = False) -> T:
+        """Do ``work`` in one transaction, and commit it; a single statement needs none. Raises ``OutboxFailed``."""
         if self._async is None:
             if self._thread is None or self._pid != os.getpid():
                 # After a fork, the thread and its connection are the parent's.
                 self._pid, self._kept = os.getpid(), None
                 self._thread = ThreadPoolExecutor(1, thread_name_prefix="ternmq-outbox")
-            return await asyncio.get_running_loop().run_in_executor(self._thread, self._run_kept, work)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._run_kept, work, is_single)
         for left in reversed(range(CONFLICTS_MAX)):
             try:
                 async with self._async.begin() as connection:
@@ -178,19 +189,18 @@ class EngineDatabase:
                 raise self.failed(error) from error
         raise AssertionError("the last attempt returns or raises")
 
-    def _run_kept(self, work: Callable[[Execute], T]) -> T:
+    def _run_kept(self, work: Callable[[Execute], T], is_single: bool) -> T:
         """The same in the thread of this database, on a connection that it keeps: to take one from the pool for each
         transaction, with its isolation level, is several round trips on MariaDB.
         """
         for left in reversed(range(CONFLICTS_MAX)):
             try:
                 if self._kept is None:
-                    self._kept = self._plain.connect()
-                with self._kept.begin():
-                    return work(self._prepared(self._kept))
+                    self._kept = self._keep()
+                return self._done(self._kept, work, is_single=is_single)
             except SQLAlchemyError as error:
                 is_lost = isinstance(error, DBAPIError) and error.connection_invalidated
-                if left and _gave_way(error):
+                if left and _gave_way(error) and self._rolled_back():
                     continue
                 self._drop_kept()
                 if is_lost and left == CONFLICTS_MAX - 1:
@@ -204,7 +214,44 @@ class EngineDatabase:
                 raise
         raise AssertionError("the last attempt returns or raises")
 
+    def _keep(self) -> Connection:
+        connection = self._to_keep.connect()
+        if self.table.dialect is Dialect.MYSQL:
+            # For its life with us; the pool sets it back, as it does with the commits.
+            connection.exec_driver_sql("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        return connection
+
+    def _done(self, connection: Connection, work: Callable[[Execute], T], *, is_single: bool) -> T:
+        execute = self._prepared(connection)
+        if not self._commits_itself:
+            with connection.begin():
+                return work(execute)
+        if is_single:
+            return work(execute)
+        connection.exec_driver_sql(_BEGIN[self.table.dialect])
+        result = work(execute)
+        connection.exec_driver_sql("COMMIT")
+        return result
+
+    def _rolled_back(self) -> bool:
+        try:
+            if self._kept is not None and self._commits_itself:
+                self._kept.exec_driver_sql("ROLLBACK")
+        except SQLAlchemyError:
+            return False
+        return True
+
     def _drop_kept(self) -> None:
+        """Close the connection after an error, so that the database rolls back: a driver that commits each statement by
+        itself may not know that there is a transaction.
+        """
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            with contextlib.suppress(SQLAlchemyError):
+                kept.invalidate()
+                kept.close()
+
+    def _give_kept_back(self) -> None:
         kept, self._kept = self._kept, None
         if kept is not None:
             with contextlib.suppress(SQLAlchemyError):
@@ -298,5 +345,5 @@ class EngineDatabase:
         if thread is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_CLOSE_S):
-                    await asyncio.get_running_loop().run_in_executor(thread, self._drop_kept)
+                    await asyncio.get_running_loop().run_in_executor(thread, self._give_kept_back)
             thread.shutdown(wait=False)

@@ -109,6 +109,11 @@ class Row:
                 f"row {self.id} of the outbox has {self.unread_bytes} bytes, and relays read {ROW_BYTES_MAX} at most; "
                 "discard it, and send its content in parts"
             )
+        if self.message_id is not None and len(self.message_id) > MESSAGE_ID_LENGTH:
+            raise InvalidMessage(
+                f"row {self.id} of the outbox has a message_id of more than {MESSAGE_ID_LENGTH} characters; "
+                "shorten it, and retry the row"
+            )
         try:
             details = _decoder.decode(self.message)
             deliver_at_ms, delay_ms = details.deliver_at_ms, details.delay_ms
@@ -125,7 +130,7 @@ class Row:
                 deliver_at=None if deliver_at_ms is None else datetime.fromtimestamp(deliver_at_ms / 1000, UTC),
                 delay=None if delay_ms is None else timedelta(milliseconds=delay_ms),
             )
-        except (msgspec.MsgspecError, OverflowError, ValueError, OSError) as error:
+        except (msgspec.MsgspecError, OverflowError, ValueError, OSError, RecursionError) as error:
             raise InvalidMessage(
                 f"row {self.id} of the outbox has an invalid column 'message': {error}; correct it, and retry the row"
             ) from None

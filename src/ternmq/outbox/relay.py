@@ -29,7 +29,7 @@ from typing import Final, Protocol, TypeVar
 from ternmq.env import Env, unpredictable
 from ternmq.errors import OutboxFailed, OutboxMissing
 from ternmq.outbox.config import OutboxConfig
-from ternmq.outbox.entry import NewRow, Row
+from ternmq.outbox.entry import NewRow
 from ternmq.outbox.rules import FailedAttempt, Failure, backoff_ms, failure_of, judge, reason_of
 from ternmq.outbox.sending import Results, RowSending
 from ternmq.outbox.table import Execute, OutboxTable
@@ -42,6 +42,12 @@ T = TypeVar("T")
 
 #: Of its lease, what a relay leaves for storing the results.
 _SETTLE_SHARE: Final = 0.25
+#: From so many committed messages a millisecond on, rounds are further apart: each costs the same, whatever it sends.
+_BUSY_A_MS: Final = 0.5
+#: So much further.
+_BUSY_TIMES: Final = 5
+#: Rows behind a dead one are looked at after so many of the longest back-offs, should it be gone by then.
+_HOLD_TIMES: Final = 10
 #: A database that is back is used soon.
 _DATABASE_BACKOFF_MAX_MS: Final = 5_000
 
@@ -57,8 +63,11 @@ class Database(Protocol):
     @property
     def table(self) -> OutboxTable: ...
 
-    async def run(self, work: Callable[[Execute], T]) -> T:
-        """Do ``work`` in one transaction, and commit it. Raises ``OutboxFailed``."""
+    async def run(self, work: Callable[[Execute], T], *, is_single: bool = False) -> T:
+        """Do ``work`` in one transaction, and commit it. Raises ``OutboxFailed``.
+
+        ``is_single``: it is one statement, which is a transaction by itself.
+        """
         ...
 
     def listen(self) -> contextlib.AbstractAsyncContextManager[Callable[[], Awaitable[None]] | None]:
@@ -95,6 +104,15 @@ class Counters:
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
 
+def gather_ms(rows: int, *, passed_ms: float, config: OutboxConfig) -> float:
+    """How long after the begin of a round the next one begins, at the earliest, if so many messages were committed in
+    the time that has ``passed_ms`` before it. Pure.
+    """
+    is_busy = rows >= _BUSY_A_MS * passed_ms
+    # A quarter of the lease: there must be time left to send.
+    return min(config.gather_ms * (_BUSY_TIMES if is_busy else 1), config.lease_ms / 4)
+
+
 class Relay:
     """Relays the messages of one database; runs inside its block.
 
@@ -125,8 +143,9 @@ class Relay:
         self._is_due = asyncio.Event()
         self._idle = asyncio.Event()
         self._takes = 0
-        #: When the last round of committed messages began, in monotonic seconds.
+        #: When the last round of committed messages began, in monotonic seconds, and how long to gather for the next.
         self._round_began = -math.inf
+        self._gather_s = 0.0
         #: Set when a round shall not wait for more: there is enough, or this is the end.
         self._hurries = asyncio.Event()
         self._is_closing = False
@@ -200,8 +219,8 @@ class Relay:
                 self._committed_bytes -= sum(entry.size_bytes for entry in entries)
 
     async def _gather(self) -> None:
-        """A round is two transactions, whatever it sends: while commits follow each other closely, they share one."""
-        early_s = self._round_began + self._config.gather_ms / 1000 - self._clock.monotonic()
+        """A round is two statements, whatever it sends: while commits follow each other closely, they share one."""
+        early_s = self._round_began + self._gather_s - self._clock.monotonic()
         self._hurries.clear()
         with self._lock:
             gathers = self._is_gathering = early_s > 0 and not self._is_full and not self._is_closing
@@ -211,7 +230,9 @@ class Relay:
                     await self._hurries.wait()
             with self._lock:
                 self._is_gathering = False
-        self._round_began = self._clock.monotonic()
+        now = self._clock.monotonic()
+        passed_ms, self._round_began = (now - self._round_began) * 1000, now
+        self._gather_s = gather_ms(len(self._committed), passed_ms=passed_ms, config=self._config) / 1000
 
     @property
     def _is_full(self) -> bool:
@@ -233,7 +254,7 @@ class Relay:
         until_ms = self._clock.now_ms() + self._config.lease_ms // 2
         table = self.database.table
         rows = await self.database.run(
-            lambda execute: table.held(execute, entries, owner=self.owner, until_ms=until_ms)
+            lambda execute: table.held(execute, entries, owner=self.owner, until_ms=until_ms), is_single=True
         )
         if rows:
             results = await self._sending.send(rows, until=until)
@@ -245,7 +266,7 @@ class Relay:
         table, until_ms = self.database.table, self._clock.now_ms()
         until = self._end_of_lease(self._config.lease_ms)
         rows = await self.database.run(
-            lambda execute: table.held(execute, [entry], owner=self.owner, until_ms=until_ms)
+            lambda execute: table.held(execute, [entry], owner=self.owner, until_ms=until_ms), is_single=True
         )
         results = await self._sending.send(rows, until=until)
         self.counters.sent_directly += len(results.sent)
@@ -259,10 +280,10 @@ class Relay:
         total = 0
         while True:
             async with self._in_round:
-                sent, buried = await self._round()
+                sent, cleared = await self._round()
             total += sent
             # Those that failed wait. While no broker can be reached, the others are not tried, either.
-            if not sent and not buried:
+            if not sent and not cleared:
                 return total
 
     async def _sweep_and_wait(self) -> None:
@@ -274,11 +295,11 @@ class Relay:
                 await self._is_due.wait()
 
     async def _round(self) -> tuple[int, int]:
-        """Returns how many messages were sent, and how many are dead now."""
+        """Returns how many messages were sent, and how many others are out of the way now: dead, or postponed."""
         self._takes += 1
         config, table, owner = self._config, self.database.table, f"{self.owner}.{self._takes}"
         until, now_ms = self._end_of_lease(config.lease_ms), self._clock.now_ms()
-        rows: list[Row] = await self.database.run(
+        rows, postponed = await self.database.run(
             lambda execute: table.take(
                 execute,
                 owner=owner,
@@ -286,13 +307,14 @@ class Relay:
                 lease_ms=config.lease_ms,
                 rows_max=config.rows_max,
                 bytes_max=config.bytes_max,
+                hold_ms=config.backoff_max_ms * _HOLD_TIMES,
             )
         )
         if not rows:
-            return 0, 0
+            return 0, postponed
         results = await self._sending.send(rows, until=until)
         self.counters.sent_later += len(results.sent)
-        return len(results.sent), await self._settle(results, owner=owner)
+        return len(results.sent), postponed + await self._settle(results, owner=owner)
 
     async def _listen(self) -> None:
         async with self.database.listen() as notified:
@@ -320,7 +342,7 @@ class Relay:
                 table.release(execute, [row.id for row in results.unsent], owner=owner)
             return deleted
 
-        deleted = await self.database.run(work)
+        deleted = await self.database.run(work, is_single=not verdicts and not results.unsent)
         self.counters.leases_lost += len(results.sent) - deleted
         return sum(verdict.is_dead for verdict in verdicts)
 

@@ -56,8 +56,8 @@ class SpoolFile:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ternmq-spool")
         self._connection: sqlite3.Connection | None = None
 
-    async def run(self, work: Callable[[Execute], T]) -> T:
-        """Do ``work`` in one transaction, and commit it. Raises ``OutboxFailed``."""
+    async def run(self, work: Callable[[Execute], T], *, is_single: bool = False) -> T:  # noqa: ARG002 - all alike
+        """Do ``work`` in one transaction, and commit it, also if ``is_single``. Raises ``OutboxFailed``."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, work)
 
     def _run(self, work: Callable[[Execute], T]) -> T:

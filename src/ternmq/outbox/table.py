@@ -11,19 +11,29 @@ that a relay does later asks for its own ``owner``: one whose lease ended change
 take is a new text, so that a relay does not mistake a later lease for its own.
 
 **Order.** Of the rows of one key only the first is ever selected, and it takes the rows behind it along as far as they
-are due, so a key has one owner. A row that waits, is leased or dead holds the rows behind it. Rows are numbered when
-they are inserted: transactions that both have a message of one key, and wait for no lock of each other, have no order.
+are due, so a key has one owner. A row that waits, is leased or dead holds the rows behind it. Many of those would be
+read by each take: they are made due later, with the first one, or, behind a dead one, after a while. Rows are numbered
+when they are inserted: transactions that both have a message of one key, and wait for no lock of each other, have no
+order.
 """
 
 # ruff: noqa: S608 - names of tables are checked, ids are numbers, and all else goes as values
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
-from ternmq.outbox.entry import ROW_BYTES_MAX, NewRow, Row
+from ternmq.outbox.entry import (
+    ERROR_LENGTH,
+    MESSAGE_ID_LENGTH,
+    ORDER_KEY_LENGTH,
+    ROW_BYTES_MAX,
+    TOPIC_LENGTH,
+    NewRow,
+    Row,
+)
 from ternmq.outbox.rules import TIMES_MAX, FailedAttempt
 from ternmq.outbox.schema import DEAD, WAITING, Dialect, check_name
 
@@ -33,7 +43,8 @@ CHANNEL: Final = "ternmq_outbox"
 #: How often a transaction is done again that gave way to another one.
 CONFLICTS_MAX: Final = 10
 
-_ID_MAX: Final = 2**63 - 1
+#: A take looks at so many times the rows that it may take.
+_LOOK_FURTHER: Final = 20
 
 Values = Mapping[str, object]
 
@@ -75,6 +86,13 @@ class DeadRow:
     created_ms: int
 
 
+class Taken(NamedTuple):
+    """What a relay has leased, and how many rows it has moved out of its way."""
+
+    rows: list[Row]
+    postponed: int
+
+
 class OutboxTable:
     """The statements for a table of a database.
 
@@ -88,8 +106,14 @@ class OutboxTable:
         self.name = check_name(name)
         self.dialect = dialect
         self.skip_locked = skip_locked
-        # SQLite learned the other name in 3.43.
-        self._length = "LENGTH" if dialect is Dialect.SQLITE else "OCTET_LENGTH"
+        # SQLite takes texts of any length, whatever the type of the column. A key that is too long is read as none, but
+        # compared by statements: its rows are taken one by one.
+        self._key = "order_key"
+        if dialect is Dialect.SQLITE:
+            self._key = f"CASE WHEN {self._size('order_key')} <= {4 * ORDER_KEY_LENGTH} THEN order_key END"
+        # For changes of rows by their ids. Else MariaDB reads the whole table if it has few other rows, as usual, and
+        # waits for the locks of all transactions that have just inserted one.
+        self._by_id = f"{self.name} FORCE INDEX (PRIMARY)" if dialect is Dialect.MYSQL else self.name
 
     def exists(self, execute: Execute) -> bool:
         """Whether the database has the table."""
@@ -159,30 +183,54 @@ class OutboxTable:
     # --- The relay's part ------------------------------------------------------------------------------------
 
     def take(
-        self, execute: Execute, *, owner: str, now_ms: int, lease_ms: int, rows_max: int, bytes_max: int
-    ) -> list[Row]:
-        """Lease the rows that are due to ``owner``, a text that was never used before."""
-        ids = self._chosen(execute, now_ms=now_ms, rows_max=rows_max, bytes_max=bytes_max)
+        self,
+        execute: Execute,
+        *,
+        owner: str,
+        now_ms: int,
+        lease_ms: int,
+        rows_max: int,
+        bytes_max: int,
+        hold_ms: int = 0,
+    ) -> Taken:
+        """Lease the rows that are due to ``owner``, a text that was never used before.
+
+        If most of the oldest rows that are due are behind others of their key, they are postponed: by ``hold_ms`` if
+        that one is dead, else until it is due. So no take reads them again and again.
+        """
+        ids, postponed = self._chosen(execute, now_ms=now_ms, rows_max=rows_max, bytes_max=bytes_max, hold_ms=hold_ms)
         if not ids:
-            return []
+            return Taken([], postponed)
         # «+ 0»: else SQLite takes the index of what is due, and reads all of it.
         values: dict[str, object] = {"owner": owner, "until_ms": now_ms + lease_ms, "now_ms": now_ms}
         changed = execute(
-            f"UPDATE {self.name} SET owner = :owner, due_ms = :until_ms "
+            f"UPDATE {self._by_id} SET owner = :owner, due_ms = :until_ms "
             f"WHERE id IN ({_numbers(ids)}) AND state + 0 = {WAITING} AND due_ms + 0 <= :now_ms",
             values,
         ).changed
         if not changed:
-            return []
-        size = f"{self._length}(body) + {self._length}(message)"
+            return Taken([], postponed)
+        size = f"{self._size('body')} + {self._size('message')}"
         found = execute(
-            f"SELECT id, message_id, topic, CASE WHEN {size} <= {ROW_BYTES_MAX} THEN body END, "
-            f"CASE WHEN {size} <= {ROW_BYTES_MAX} THEN message END, order_key, attempts, refusals, {size} "
+            f"SELECT id, {self._short('message_id', MESSAGE_ID_LENGTH)}, {self._short('topic', TOPIC_LENGTH)}, "
+            f"CASE WHEN {size} <= {ROW_BYTES_MAX} THEN body END, "
+            f"CASE WHEN {size} <= {ROW_BYTES_MAX} THEN message END, {self._key}, attempts, refusals, {size} "
             f"FROM {self.name} WHERE id IN ({_numbers(ids)}) AND owner = :owner ORDER BY id",
             {"owner": owner},
         ).rows
         rows = [_row(fields) for fields in found]
-        return rows if changed == len(ids) else self._whole(execute, rows, ids, owner=owner)
+        return Taken(rows if changed == len(ids) else self._whole(execute, rows, ids, owner=owner), postponed)
+
+    def _size(self, column: str) -> str:
+        """The bytes of a column."""
+        if self.dialect is not Dialect.SQLITE:
+            return f"OCTET_LENGTH({column})"
+        # SQLite has that function from 3.43 on, and counts texts up to their first NUL. Any column may have a text.
+        return f"LENGTH(CASE TYPEOF({column}) WHEN 'text' THEN CAST({column} AS BLOB) ELSE {column} END)"
+
+    def _short(self, column: str, length: int) -> str:
+        """A column that is read; on SQLite one character more than allowed at most."""
+        return f"SUBSTR({column}, 1, {length + 1})" if self.dialect is Dialect.SQLITE else column
 
     def _whole(self, execute: Execute, rows: Sequence[Row], ids: Sequence[int], *, owner: str) -> list[Row]:
         """Of what we got, the rows that may be sent now: another relay was faster with some, and with their keys.
@@ -196,21 +244,20 @@ class OutboxTable:
             self.release(execute, ours - {row.id for row in kept}, owner=owner)
         return kept
 
-    def _chosen(self, execute: Execute, *, now_ms: int, rows_max: int, bytes_max: int) -> list[int]:
-        """The ids to take: what is due, as far as it fits."""
-        # At first only among the oldest that are due. To look for the first rows of as many keys as fit would read the
-        # whole table after a long outage: most of its rows are behind others.
-        due = f"state = {WAITING} AND due_ms <= {int(now_ms)}"
-        found = execute(f"SELECT id FROM {self.name} WHERE {due} ORDER BY due_ms, id LIMIT {rows_max}").rows
-        if not found:
-            return []
-        oldest = [_number(row_id) for (row_id,) in found]
-        # «+ 0»: as in ``take``.
-        among = f"o.id IN ({_numbers(oldest)}) AND o.state + 0 = {WAITING} AND o.due_ms + 0 <= {int(now_ms)}"
-        sizes = self._free(execute, among, last_id=max(oldest), now_ms=now_ms, rows_max=rows_max)
+    def _chosen(
+        self, execute: Execute, *, now_ms: int, rows_max: int, bytes_max: int, hold_ms: int
+    ) -> tuple[list[int], int]:
+        """The ids to take: what is due, as far as it fits. And how many rows were postponed."""
+        # Only among the oldest that are due. To look for the first rows of as many keys as fit would read the whole
+        # table after a long outage: most of its rows are behind others.
+        oldest = self._oldest(execute, now_ms=now_ms, rows_max=rows_max)
+        sizes = self._free(execute, oldest, now_ms=now_ms, rows_max=rows_max)
+        postponed = 0
         if len(oldest) == rows_max and len(sizes) < rows_max // 2:
             # Most of them are held by others, or another relay takes them now.
-            sizes |= self._free(execute, due, last_id=_ID_MAX, now_ms=now_ms, rows_max=rows_max)
+            postponed = self._postpone(execute, oldest.keys() - sizes, oldest, now_ms=now_ms, hold_ms=hold_ms)
+            further = self._oldest(execute, now_ms=now_ms, rows_max=rows_max * _LOOK_FURTHER)
+            sizes |= self._free(execute, further, now_ms=now_ms, rows_max=rows_max)
         chosen: list[int] = []
         total = 0
         # By id, as the rows behind a first one come after it: what is cut off leaves a beginning of each key.
@@ -219,20 +266,65 @@ class OutboxTable:
             if chosen and total > bytes_max:
                 break
             chosen.append(row_id)
-        return chosen
+        return chosen, postponed
 
-    def _free(self, execute: Execute, which: str, *, last_id: int, now_ms: int, rows_max: int) -> dict[int, int]:
-        """Ids and sizes of rows that can be taken now, up to ``last_id``."""
+    def _oldest(self, execute: Execute, *, now_ms: int, rows_max: int) -> dict[int, object]:
+        """Ids and keys of the oldest rows that are due."""
+        found = execute(
+            f"SELECT id, {self._key} FROM {self.name} WHERE state = {WAITING} AND due_ms <= {int(now_ms)} "
+            f"ORDER BY due_ms, id LIMIT {int(rows_max)}"
+        ).rows
+        return {_number(row_id): key for row_id, key in found}
+
+    def _postpone(
+        self, execute: Execute, ids: Iterable[int], keys: Mapping[int, object], *, now_ms: int, hold_ms: int
+    ) -> int:
+        """Take those rows out of the way whose first one of the key is dead or waits; returns how many."""
+        held = {row_id: keys[row_id] for row_id in ids if keys[row_id] is not None}
+        if not held:
+            return 0
+        one_of_each = {key: row_id for row_id, key in held.items()}
+        # ORDER BY and LIMIT find the first one without a look at the others. Leases may end at any moment.
+        firsts = execute(
+            f"SELECT o.order_key, f.id, f.state, f.due_ms FROM {self.name} o, {self.name} f "
+            f"WHERE o.id IN ({_numbers(one_of_each.values())}) AND f.id = "
+            f"(SELECT p.id FROM {self.name} p WHERE p.order_key = o.order_key ORDER BY p.id LIMIT 1) "
+            f"AND (f.state <> {WAITING} OR (f.due_ms > {int(now_ms)} AND f.owner IS NULL))"
+        ).rows
+        until_ms = {
+            key: now_ms + hold_ms if state != WAITING else _number(due_ms)
+            for key, row_id, state, due_ms in firsts
+            if row_id != one_of_each[key]
+        }
+        behind_dead = {key for key, _, state, _ in firsts if state != WAITING}
+        postponed = 0
+        for is_dead in (True, False):
+            # The earliest time for all of them: one UPDATE, whatever the number of keys.
+            group = [row_id for row_id, key in held.items() if key in until_ms and (key in behind_dead) is is_dead]
+            if group:
+                due_ms = min(until_ms[held[row_id]] for row_id in group)
+                postponed += execute(
+                    f"UPDATE {self._by_id} SET due_ms = {due_ms} "
+                    f"WHERE id IN ({_numbers(group)}) AND state + 0 = {WAITING} AND due_ms + 0 <= {int(now_ms)}"
+                ).changed
+        return postponed
+
+    def _free(self, execute: Execute, oldest: Collection[int], *, now_ms: int, rows_max: int) -> dict[int, int]:
+        """Ids and sizes of those of the ``oldest`` rows that can be taken now."""
+        if not oldest:
+            return {}
         lock = " FOR UPDATE SKIP LOCKED" if self.skip_locked else ""
         found = execute(
-            f"SELECT o.id, o.order_key, {self._length}(o.body) + {self._length}(o.message) FROM {self.name} o "
-            f"WHERE {which} AND (o.order_key IS NULL OR NOT EXISTS "
+            f"SELECT o.id, {self._key}, {self._size('body')} + {self._size('message')} FROM {self.name} o "
+            # «+ 0»: as in ``take``.
+            f"WHERE o.id IN ({_numbers(oldest)}) AND o.state + 0 = {WAITING} AND o.due_ms + 0 <= {int(now_ms)} "
+            f"AND (o.order_key IS NULL OR NOT EXISTS "
             f"(SELECT 1 FROM {self.name} p WHERE p.order_key = o.order_key AND p.id < o.id)) "
             f"ORDER BY o.due_ms, o.id LIMIT {rows_max}{lock}"
         ).rows
         sizes = {_number(row_id): _number(size) for row_id, _, size in found}
         if keys := [key for _, key, _ in found if key is not None]:
-            sizes |= self._behind(execute, keys, last_id=last_id, now_ms=now_ms, rows_max=rows_max)
+            sizes |= self._behind(execute, keys, last_id=max(oldest), now_ms=now_ms, rows_max=rows_max)
         return sizes
 
     def _behind(
@@ -241,7 +333,7 @@ class OutboxTable:
         """Ids and sizes of the rows of these keys, from the first on, as far as they can be taken now."""
         names = {f"k{number}": key for number, key in enumerate(keys)}
         found = execute(
-            f"SELECT order_key, id, {self._length}(body) + {self._length}(message), "
+            f"SELECT order_key, id, {self._size('body')} + {self._size('message')}, "
             f"CASE WHEN state = {WAITING} AND due_ms <= :now_ms THEN 1 ELSE 0 END "
             f"FROM {self.name} WHERE order_key IN ({', '.join(map(':{}'.format, names))}) AND id <= {last_id} "
             f"ORDER BY id LIMIT {rows_max}",
@@ -258,12 +350,16 @@ class OutboxTable:
 
     def delete(self, execute: Execute, ids: Iterable[int], *, owner: str) -> int:
         """Delete rows that were sent, as far as they still belong to ``owner``."""
-        return execute(f"DELETE FROM {self.name} WHERE id IN ({_numbers(ids)}) AND owner = {_word(owner)}").changed
+        # Only a DELETE of several tables, here one, can name an index.
+        target = f"{self.name} USING" if self.dialect is Dialect.MYSQL else ""
+        return execute(
+            f"DELETE FROM {target} {self._by_id} WHERE id IN ({_numbers(ids)}) AND owner = {_word(owner)}"
+        ).changed
 
     def release(self, execute: Execute, ids: Iterable[int], *, owner: str) -> None:
         """Give rows back that were not sent."""
         execute(
-            f"UPDATE {self.name} SET owner = NULL, due_ms = 0 WHERE id IN ({_numbers(ids)}) AND owner = :owner",
+            f"UPDATE {self._by_id} SET owner = NULL, due_ms = 0 WHERE id IN ({_numbers(ids)}) AND owner = :owner",
             {"owner": owner},
         )
 
@@ -305,7 +401,8 @@ class OutboxTable:
     def dead(self, execute: Execute, *, count_max: int) -> list[DeadRow]:
         """Dead messages, the oldest first."""
         found = execute(
-            "SELECT id, message_id, topic, order_key, refusals, error, created_ms "
+            f"SELECT id, {self._short('message_id', MESSAGE_ID_LENGTH)}, {self._short('topic', TOPIC_LENGTH)}, "
+            f"{self._key}, refusals, {self._short('error', ERROR_LENGTH)}, created_ms "
             f"FROM {self.name} WHERE state = {DEAD} ORDER BY id LIMIT {int(count_max)}"
         ).rows
         return [
@@ -324,6 +421,7 @@ class OutboxTable:
     def retry(self, execute: Execute, ids: Sequence[int] | None) -> int:
         """Let dead messages wait again, with all their attempts; None: all of them. Returns how many there were."""
         which = "" if ids is None else f" AND id IN ({_numbers(ids)})"
+        self._recall(execute, which)
         return execute(
             f"UPDATE {self.name} SET state = {WAITING}, due_ms = 0, attempts = 0, refusals = 0, owner = NULL "
             f"WHERE state = {DEAD}{which}"
@@ -331,7 +429,17 @@ class OutboxTable:
 
     def discard(self, execute: Execute, ids: Sequence[int]) -> int:
         """Delete dead messages, which will never be sent. Returns how many there were."""
+        self._recall(execute, f" AND id IN ({_numbers(ids)})")
         return execute(f"DELETE FROM {self.name} WHERE state = {DEAD} AND id IN ({_numbers(ids)})").changed
+
+    def _recall(self, execute: Execute, which: str) -> None:
+        """Let the rows behind dead ones be looked at again now (``postpone``)."""
+        # MySQL changes no table that the same statement reads, unless a table is made of it.
+        execute(
+            f"UPDATE {self.name} SET due_ms = 0 WHERE state = {WAITING} AND owner IS NULL AND due_ms > 0 "
+            "AND order_key IN (SELECT k FROM (SELECT DISTINCT order_key AS k "
+            f"FROM {self.name} WHERE state = {DEAD}{which} AND order_key IS NOT NULL) AS dead)"
+        )
 
 
 def _numbers(ids: Iterable[int]) -> str:

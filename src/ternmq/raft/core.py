@@ -106,9 +106,10 @@ class RaftCore:
         self._fill_goal: int | None = None
         #: Whom the leader wants to be its successor.
         self._heir: NodeId | None = None
-        #: Who has granted a vote in this campaign, and whether it is for pre-votes.
-        self._votes: set[NodeId] = set()
-        self._is_pre = False
+        #: Who has granted a vote in this term, if this member has asked for votes since it began, or last followed.
+        self._votes: set[NodeId] | None = None
+        #: Who would vote in the next term, if that is what this member asks at the moment.
+        self._pre_votes: set[NodeId] | None = None
         self._election_ms = now_ms
         if len(self._members.voters) > 1:
             self._wait_for_leader(now_ms)
@@ -154,7 +155,8 @@ class RaftCore:
             case AppendReply():
                 self._on_append_reply(message, now_ms, ready)
             case TransferNow():
-                if message.term == self._term and self._role is RaftRole.FOLLOWER and self._may_lead():
+                is_of_leader = message.term == self._term and self._leader in (None, message.sender)
+                if is_of_leader and self._role is RaftRole.FOLLOWER and self._may_lead():
                     self._campaign(now_ms, ready, is_pre=False)
         return self._finish(ready)
 
@@ -296,10 +298,13 @@ class RaftCore:
     def _campaign(self, now_ms: int, ready: Ready, *, is_pre: bool) -> None:
         """Ask for votes in the next term, or first whether there would be a majority of them."""
         term = self._term + 1
-        if not is_pre:
+        if is_pre:
+            # Votes of this term count on: a voter whose disk is slow answers after this member has begun to ask again.
+            self._pre_votes = {self._config.self_id}
+        else:
             self._term, self._voted_for = term, self._config.self_id
+            self._votes, self._pre_votes = {self._config.self_id}, None
         self._role, self._leader = RaftRole.CANDIDATE, None
-        self._votes, self._is_pre = {self._config.self_id}, is_pre
         # Without a leader the next try comes sooner than the first: a split vote must not cost a second time-out.
         unit_ms = self._config.election_min_ms // 5
         self._election_ms = now_ms + self._random.randint(unit_ms, 3 * unit_ms)
@@ -321,15 +326,18 @@ class RaftCore:
         self._poll(now_ms, ready)
 
     def _poll(self, now_ms: int, ready: Ready) -> None:
-        if len(self._votes.intersection(self._members.voters)) < self._members.quorum:
-            return
-        if self._is_pre:
-            self._campaign(now_ms, ready, is_pre=False)
+        if not self._is_majority(self._votes):
+            if self._is_majority(self._pre_votes):
+                self._campaign(now_ms, ready, is_pre=False)
             return
         self._role, self._leader = RaftRole.LEADER, self._config.self_id
+        self._votes = self._pre_votes = None
         self._heir = None
         self._leadership = Leadership(self._config, self._members, self._term, self._terms, now_ms, commit=self._commit)
         self._leadership.heartbeat(now_ms, ready)
+
+    def _is_majority(self, votes: set[NodeId] | None) -> bool:
+        return votes is not None and len(votes.intersection(self._members.voters)) >= self._members.quorum
 
     def _on_vote(self, vote: VoteRequest, now_ms: int, ready: Ready) -> None:
         if vote.term > self._term:
@@ -353,6 +361,9 @@ class RaftCore:
         )
 
     def _grant(self, vote: VoteRequest) -> bool:
+        if self._is_filling and vote.sender not in self._members.voters:
+            # It may have left long ago, and know of no commit. With a log, this member could tell.
+            return False
         # Where it takes all voters to commit, the candidate has all that was committed, and none can replace this vote.
         takes_all = self._members.quorum == len(self._members.voters)
         if self._is_filling and max(vote.commit, self._commit, self._lost) != NO_INDEX and not takes_all:
@@ -377,10 +388,10 @@ class RaftCore:
             if reply.term > self._term:
                 self._follow(reply.term, None, now_ms)
             return
-        term = self._term + 1 if self._is_pre else self._term
-        if self._role is RaftRole.CANDIDATE and reply.is_pre == self._is_pre and reply.term == term:
+        votes, term = (self._pre_votes, self._term + 1) if reply.is_pre else (self._votes, self._term)
+        if self._role is RaftRole.CANDIDATE and votes is not None and reply.term == term:
             if reply.sender in self._members.voters:
-                self._votes.add(reply.sender)
+                votes.add(reply.sender)
             self._poll(now_ms, ready)
 
     def _may_lead(self) -> bool:
@@ -399,6 +410,7 @@ class RaftCore:
             self._leadership = None
             self._wait_for_leader(now_ms)
         self._role, self._leader = RaftRole.FOLLOWER, leader
+        self._votes = self._pre_votes = None
         # All that was known of a leader's log and clock ends with its term.
         self._matched = self._commit
         self._leader_commit = NO_INDEX

@@ -62,6 +62,8 @@ from ternmq.wire.bodies.dledger import (
 
 #: Calls of one member that wait for an answer: DLedger has at most 1,000 pushes under way, and some others.
 PENDING_MAX: Final = 2_000
+#: Bytes of the records among them that are to be compared. DLedger compares one at a time.
+COMPARED_BYTES_MAX: Final = 16 << 20
 #: How often a member that is to take over looks whether it has all.
 _LOOK_MS: Final = 10
 
@@ -78,6 +80,8 @@ class _Pending:
     #: The first entry of a push, and how many.
     index: int | None = None
     count: int = 0
+    #: The entry of a COMPARE or TRUNCATE. ``call`` has no entries: they would be kept in memory.
+    compared: DLedgerEntry | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -98,6 +102,7 @@ class DLedgerAnswers:
         self._view = view
         self._number = 0
         self._pending: dict[int, _Pending] = {}
+        self._compared_bytes = 0
         self._votes: list[_Pending] = []
         self._transfer: _Pending | None = None
         self._transfer_is_told = False
@@ -145,6 +150,7 @@ class DLedgerAnswers:
         if call.type == APPEND:
             return self._appended(told, call, entries, now_ms)
         entry = entries[0]
+        entry.pack()  # Raises for one that is none, before our core has heard of it.
         if call.type == TRUNCATE and self._view.term_of(entry.index) != entry.term:
             return self._begun(told, call, entry, now_ms)
         compare = self._append(
@@ -237,20 +243,22 @@ class DLedgerAnswers:
         data: bytes = b"",
         stored: int | None = None,
     ) -> Append:
-        while self._pending:
-            oldest = next(iter(self._pending))
-            if self._pending[oldest].until_ms > now_ms and len(self._pending) < PENDING_MAX:
-                break
-            del self._pending[oldest]
-        self._number += 1
-        index, count = None, 0
+        index, count, compared = None, 0, None
         if isinstance(call, Push) and call.entries:
             index, count = call.entries[0].index, len(call.entries)
-            if call.type == APPEND:
-                # Their bytes are in the message, whose way to the log is bounded; many of these may wait.
-                call = msgspec.structs.replace(call, entry=None, batch_entry=())
+            compared = call.entries[0] if call.type in (COMPARE, TRUNCATE) and not data else None
+            # The bytes of those that are appended are in the message, whose way to the log is bounded.
+            call = msgspec.structs.replace(call, entry=None, batch_entry=())
+        self._compared_bytes += 0 if compared is None else len(compared.body)
+        while self._pending:
+            oldest = next(iter(self._pending))
+            is_full = len(self._pending) >= PENDING_MAX or self._compared_bytes > COMPARED_BYTES_MAX
+            if self._pending[oldest].until_ms > now_ms and not is_full:
+                break
+            self._settle(oldest)
+        self._number += 1
         self._pending[self._number] = _Pending(
-            told, call, now_ms + CALL_MS, last_index if stored is None else stored, index, count
+            told, call, now_ms + CALL_MS, last_index if stored is None else stored, index, count, compared
         )
         return Append(
             sender=self._sender,
@@ -264,6 +272,13 @@ class DLedgerAnswers:
             sent_ms=self._number,
             data=data,
         )
+
+    def _settle(self, number: int) -> _Pending | None:
+        """A call that is answered, or not waited for any more."""
+        settled = self._pending.pop(number, None)
+        if settled is not None and settled.compared is not None:
+            self._compared_bytes -= len(settled.compared.body)
+        return settled
 
     def _see_own(self, term: int, index: int) -> None:
         if term != self._own_term or self._own_from is None:
@@ -285,7 +300,7 @@ class DLedgerAnswers:
         todo = Todo()
         pending = self._pending
         if not reply.is_accepted:
-            if (refused := pending.pop(reply.sent_ms, None)) is not None:
+            if (refused := self._settle(reply.sent_ms)) is not None:
                 todo.answers.append((refused.told, self._refusal(refused, reply)))
             return todo
         for number in [
@@ -294,22 +309,21 @@ class DLedgerAnswers:
             if each.call.term == reply.term
             and (number == reply.sent_ms if each.stored is None else each.stored <= reply.stored)
         ]:
-            each = pending.pop(number)
+            each = pending[number]
+            self._settle(number)
             call = each.call
             if isinstance(call, Push):
-                code = self._compared(call) if call.type in (COMPARE, TRUNCATE) else Code.SUCCESS
+                code = Code.SUCCESS if each.compared is None else self._compared(call.term, each.compared)
                 todo.answers.append((each.told, self._push_answer(call, code, each.index, each.count)))
             else:
                 todo.answers.append((each.told, self._answer(call, Code.SUCCESS)))
         return todo
 
-    def _compared(self, call: Push) -> Code:
+    def _compared(self, term: int, entry: DLedgerEntry) -> Code:
         """Our core has found that this entry is in both logs; DLedger compares every byte, too."""
-        entry = call.entry
-        assert entry is not None
         if (found := self._view.entries(entry.index, entry.index)) is not None and found != entry.pack():
             return Code.INCONSISTENT_STATE
-        self._tail = _Tail(call.term, entry.index, entry.term)
+        self._tail = _Tail(term, entry.index, entry.term)
         return Code.SUCCESS
 
     def _refusal(self, refused: _Pending, reply: AppendReply) -> Base:

@@ -67,6 +67,8 @@ _ANXIOUS_S: Final = 5.0
 #: as much in memory, so there are few of them.
 _FRAME_BYTES_MAX: Final = 2 * ENTRY_BYTES_MAX
 _UNNAMED_MAX: Final = 8
+#: Characters of an id in a call: many of those may wait for an answer.
+_ID_LENGTH_MAX: Final = 127
 #: How often a member that is TernMQ, and has no link, is asked again.
 _ASK_AGAIN_S: Final = 2.0
 
@@ -185,6 +187,8 @@ class DledgerLinks:
             connection.write(_reply(request, answer))
             return
         call = decode(request.body, kind)
+        if len(call.local_id or "") > _ID_LENGTH_MAX:
+            raise RemoteProtocolError(f"a call names its sender with {len(call.local_id or '')} characters")
         code = self._misdirected(call)
         if code is not None:
             connection.write(_reply(request, Base(group=self.group, code=code, leader_id=self.view.leader)))

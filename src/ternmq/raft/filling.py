@@ -150,7 +150,7 @@ def unpack_ask(body: bytes) -> Ask:
     """Raises ``RemoteProtocolError``."""
     try:
         return _asks.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteProtocolError(f"a question for files is not valid: {error}") from None
 
 
@@ -161,7 +161,7 @@ def unpack_answer(body: bytes) -> tuple[FillingAnswer, bytes]:
         if size > len(body) - _LENGTH.size:
             raise RemoteProtocolError("an answer with bytes of a file is cut short")
         answer = _answers.decode(body[_LENGTH.size : _LENGTH.size + size])
-    except (struct.error, msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (struct.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteProtocolError(f"an answer with bytes of a file is not valid: {error}") from None
     return answer, body[_LENGTH.size + size :]
 
@@ -554,7 +554,7 @@ class Filling:
             while (rest_bytes := opened.content_bytes - len(data)) > 0:
                 data += await self._chunk(leader, Ask(0, opened.copy, _CONTENT, len(data)), rest_bytes)
             return opened.copy, _contents.decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise RemoteProtocolError(f"{leader} sent a description of its files that is not valid: {error}") from None
 
     async def _chunk(self, leader: str, ask: Ask, rest_bytes: int) -> bytes:

@@ -24,6 +24,9 @@ from ternmq.raft.messages import NO_INDEX, NO_TERM, Append, AppendReply, NodeId,
 from ternmq.raft.progress import Pace, Progress
 from ternmq.raft.ready import EntryTerms, Ready
 
+#: Runs of entries of one term in an append: so many elections without a message between them are rare, and the frame
+#: has room for them (``raft.wire.FRAME_EXTRA_BYTES``).
+RUNS_MAX: Final = 1_024
 #: After a failed attempt to hand over to a preferred leader, the next one waits for this many checks: senders are
 #: refused while it lasts.
 _CHECKS_AFTER_FAILURE: Final = 10
@@ -225,7 +228,7 @@ class Leadership:
             progress.copy()
             ready.needs_copy.append(node)
         prev_index = NO_INDEX if progress.pace is Pace.COPY else progress.next_index - 1
-        self._append(node, progress, prev_index, prev_index, now_ms, ready)
+        self._append(node, progress, prev_index, prev_index, (), now_ms, ready)
 
     def _stream(self, node: NodeId, progress: Progress, now_ms: int, ready: Ready) -> None:
         last_index = self._terms.last_index
@@ -237,7 +240,10 @@ class Leadership:
             last, size_bytes = self._terms.span(first, self._config.append_bytes)
             if self._config.catch_up_bytes_s and last < self._commit and not self._may_catch_up(size_bytes, now_ms):
                 return
-            self._append(node, progress, first - 1, last, now_ms, ready)
+            found = runs(self._terms, first, last)
+            if len(found) > RUNS_MAX:
+                last = found[RUNS_MAX][0] - 1
+            self._append(node, progress, first - 1, last, found[:RUNS_MAX], now_ms, ready)
             progress.sent(last, size_bytes)
 
     def _may_catch_up(self, size_bytes: int, now_ms: int) -> bool:
@@ -253,7 +259,14 @@ class Leadership:
         self._say(node, progress, now_ms, ready)
 
     def _append(
-        self, node: NodeId, progress: Progress, prev_index: int, last_index: int, now_ms: int, ready: Ready
+        self,
+        node: NodeId,
+        progress: Progress,
+        prev_index: int,
+        last_index: int,
+        found: tuple[tuple[int, int], ...],
+        now_ms: int,
+        ready: Ready,
     ) -> None:
         prev_term = self._terms.term_of(prev_index) if prev_index >= 0 else None
         ready.messages.append(
@@ -264,7 +277,7 @@ class Leadership:
                 prev_index=prev_index,
                 prev_term=NO_TERM if prev_term is None else prev_term,
                 last_index=last_index,
-                runs=runs(self._terms, prev_index + 1, last_index),
+                runs=found,
                 commit=self._commit,
                 sent_ms=now_ms,
                 heir=self.told_heir,
@@ -409,15 +422,15 @@ def last_up_to(terms: EntryTerms, index: int, term: int) -> int:
 
 
 def runs(terms: EntryTerms, first: int, last: int) -> tuple[tuple[int, int], ...]:
-    """(index, term) of the first entry and of each whose term differs from the one before. Terms never decrease along
-    a log, so that entries between two of one term are of that term."""
+    """(index, term) of the first entry and of each whose term differs from the one before, one more than ``RUNS_MAX``
+    at most. Terms never decrease along a log, so that entries between two of one term are of that term."""
     found: list[tuple[int, int]] = []
     end_term = terms.term_of(last) if first <= last else None
     while first <= last:
         term = terms.term_of(first)
         assert term is not None, f"entry {first} is not in the log"
         found.append((first, term))
-        if term == end_term:
+        if term == end_term or len(found) > RUNS_MAX:
             break
         low, high = first, last  # term_of(low) == term < term_of(high)
         while high - low > 1:

@@ -191,6 +191,7 @@ class Links:
 
     def _forget(self, out: LinkOut) -> None:
         del self._out[out.member.id]
+        self.known.pop(out.member.id, None)
         if out.task is not None:
             out.task.cancel()
         out.abort()

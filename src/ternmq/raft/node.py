@@ -72,6 +72,8 @@ log = logging.getLogger(__name__)
 #: Records that may wait for a majority before messages are refused. Far fewer than a store can hold: a new leader has
 #: to write its first record behind all that its predecessor left.
 PENDING_MAX: Final = 20_000
+#: And bytes of them: more than a network of 1 Gbit/s takes in the time that a sender waits.
+PENDING_BYTES_MAX: Final = 256 << 20
 #: Bytes of messages that are handled in one turn of the loop.
 _TURN_BYTES: Final = 4 << 20
 #: How often the commit index is saved, which is only a hint for the next start, and the disk is looked at.
@@ -147,7 +149,7 @@ class RaftNode:
             ResponseCode.SYSTEM_ERROR,
             is_required=True,
             check_write=self._check_write,
-            room=lambda: PENDING_MAX + 1 - (self.log.last_index - self.confirmed),
+            room=self._room,
         )
         store.safety.add(self.level)
         store.confirm(self.committed.value)
@@ -305,14 +307,25 @@ class RaftNode:
             # In the next turn: one message for all that is appended in this one.
             self._loop.call_soon(self._turn)
 
+    def _room(self) -> int:
+        """How many messages can be taken now, as far as it depends on a majority."""
+        if self._pending_bytes > PENDING_BYTES_MAX:
+            return 0
+        return PENDING_MAX + 1 - (self.log.last_index - self.confirmed)
+
+    @property
+    def _pending_bytes(self) -> int:
+        return self.log.end - self.committed.value
+
     def _check_write(self) -> None:
         if self.core.heir is not None:
             raise NotMaster(f"{self.id} hands the leadership over to {self.core.heir}; send again")
         waiting = self.log.last_index - self.confirmed
-        if waiting > PENDING_MAX:
+        waiting_bytes = self._pending_bytes
+        if waiting > PENDING_MAX or waiting_bytes > PENDING_BYTES_MAX:
             raise SystemBusy(
-                f"[PC_SYNCHRONIZED]broker busy, start flow control for a while: {waiting} messages wait for a majority "
-                "of the group"
+                f"[PC_SYNCHRONIZED]broker busy, start flow control for a while: {waiting} messages with "
+                f"{waiting_bytes} bytes wait for a majority of the group"
             )
 
     def _new_core(self) -> RaftCore:

@@ -182,6 +182,8 @@ def _unpack_append(body: bytes, sender: NodeId, receiver: NodeId) -> Append:
     heir = body[_APPEND.size : at].decode()
     (run_count,) = _RUN_COUNT.unpack_from(body, at)
     at += _RUN_COUNT.size
+    # Each has an entry. Unpacked, a run takes ten times the bytes that it has here.
+    _check(run_count * (_RUN.size + ENTRY_HEADER_BYTES) <= len(body) - at)
     runs = tuple(_RUN.unpack_from(body, at + number * _RUN.size) for number in range(run_count))
     at += run_count * _RUN.size
     _check(term >= 0 and prev_term >= NO_TERM and commit >= NO_INDEX)

@@ -44,7 +44,9 @@ log = logging.getLogger(__name__)
 
 #: Between two attempts to connect, doubled with each that fails; a refusal counts as many.
 _RETRY_MIN_S: Final = 0.5
-_RETRY_MAX_S: Final = 10.0
+#: A master that comes back has its own offsets only, until this slave follows it again and returns those that were
+#: committed here: members that begin in between read messages again.
+_RETRY_MAX_S: Final = 2.0
 _REFUSED_S: Final = 10.0
 #: How often a slave without an address looks for one, and after how many times it says so: a master that is started
 #: together with it has registered by then.

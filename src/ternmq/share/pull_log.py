@@ -16,7 +16,7 @@ remembers in which life it was given, an answer tells the life, and an ack names
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Final
 
@@ -162,6 +162,23 @@ class PullLog:
         start = bisect_left(self.runs, first, key=_last_of)
         return slice(start, max(start, bisect_right(self.runs, last, lo=start, key=_first_of)))
 
+    def deleted(self, begin_of: Callable[[int], int]) -> list[tuple[int, int, int]]:
+        """What lies before the beginning of its queue, which ``begin_of`` tells: first and last number, and how many
+        messages. Nothing else is held between the two numbers, so one range confirms them all."""
+        begins: dict[int, int] = {}
+        found: list[tuple[int, int, int]] = []
+        is_open = False
+        for run in self.runs:
+            begin = begins.get(run.queue_id)
+            if begin is None:
+                begin = begins[run.queue_id] = begin_of(run.queue_id)
+            gone = min(begin - run.offset, run.count)
+            if gone > 0:
+                first, _, count = found.pop() if is_open else (run.first, 0, 0)
+                found.append((first, run.first + gone - 1, count + gone))
+            is_open = gone == run.count
+        return found
+
     def late(self, now_ms: int) -> list[Run]:
         """Runs whose time limit is over."""
         if not self._due_ms or now_ms < self._due_ms:
@@ -176,7 +193,7 @@ class PullLog:
         It may be less: if records were lost, numbers up to ``held`` may have been given out again in another life, or
         not at all. What is behind the result must be given to the consumer again.
         """
-        for run in reversed(self.runs):
+        for run in reversed(self.runs) if held >= 0 else ():
             if run.life == life and run.first <= held:
                 return min(run.last, held)
         return self.acked
@@ -194,10 +211,15 @@ class PullLog:
 
 
 def _cut(runs: Sequence[Run], first: int, last: int) -> tuple[list[Run], list[Run], list[Run]]:
-    """Of runs that all have some of these numbers: what lies before, within and after them."""
+    """Of runs that all have some of these numbers: what lies before, within and after them. Runs that lie within are
+    not copied: there may be thousands."""
     if not runs or first > last:
         return [], [], list(runs)
-    head, tail = runs[0], runs[-1]
+    head, tail, within = runs[0], runs[-1], list(runs)
     before = [head.part(head.first, first - 1)] if head.first < first else []
     after = [tail.part(last + 1, tail.last)] if last < tail.last else []
-    return before, [run.part(max(run.first, first), min(run.last, last)) for run in runs], after
+    if before:
+        within[0] = head.part(first, head.last)
+    if after:
+        within[-1] = within[-1].part(within[-1].first, last)
+    return before, within, after

@@ -30,6 +30,10 @@ from ternmq.store.read.taking import TakeStore
 BYTES_MAX: Final = 4 * 1024 * 1024
 #: Stretches of 800 messages, in all queues, that one pull looks through for something that its filter lets through.
 SCANS_MAX: Final = 4
+#: Runs that a consumer is given again in one answer. With a filter a message may be a run, and each is looked up.
+AGAIN_RUNS_MAX: Final = 128
+#: How often one pull looks again behind messages that cannot be read any more.
+AGAIN_LOOKS_MAX: Final = 16
 #: Messages in the pull log of another consumer that it has not fetched, before pulls of others wait for it.
 UNSEEN_MAX: Final = 256
 
@@ -76,18 +80,20 @@ class ShareTaker:
         log = self._state.find(wish.group, wish.topic, wish.consumer)
         if log is None:
             return False
-        while log.pulled > (known := log.known_to(wish.held, wish.held_life)):
-            run = log.first_behind(known)
+        for _ in range(AGAIN_LOOKS_MAX):
+            known = log.known_to(wish.held, wish.held_life)
+            run = log.first_behind(known) if log.pulled > known else None
             if run is None:
                 return False
             if not self._take_run(wish, taken, log, run, read):
-                break
-        return taken.count > 0 or taken.cold is not None
+                return taken.count > 0 or taken.cold is not None
+        taken.unfinished = True
+        return True
 
     def _take_run(self, wish: ShareWish, taken: ShareTaken, log: PullLog, first: Run, read: ColdPlace | None) -> bool:
         """Add a run and those behind it; True if some of it was deleted and is confirmed now: try again."""
         expected = first.first
-        for run in [first, *log.behind(first.last)]:
+        for run in [first, *log.behind(first.last)[: AGAIN_RUNS_MAX - 1]]:
             if run.first != expected or run.life != first.life or taken.count >= wish.count_max:
                 break
             found = self._read(wish, taken, run.queue_id, run.offset, run.count, read)
@@ -96,14 +102,15 @@ class ShareTaker:
             if found.status is not GetStatus.FOUND or not found.count:
                 if taken.count:
                     break
-                self._confirm_deleted(wish, run, found)
+                self._confirm_deleted(wish, log, run, found)
                 return True
             if found.next_offset - run.offset != found.count:
                 # Some of it is gone.
                 offsets = offsets_of(found.buffers)
                 whole = sum([one == run.offset + number for number, one in enumerate(offsets)])
                 if not whole and not taken.count:
-                    self._give_up(wish, run.part(run.first, run.first + offsets[0] - run.offset - 1))
+                    gone = offsets[0] - run.offset
+                    self._give_up(wish, run.first, run.first + gone - 1, gone)
                     return True
                 found = self._read(wish, taken, run.queue_id, run.offset, whole, read) if whole else None
                 if found is None:
@@ -125,16 +132,20 @@ class ShareTaker:
             taken.end_offset = self._do(hold).end_offset
         return False
 
-    def _confirm_deleted(self, wish: ShareWish, run: Run, found: GetResult) -> None:
-        """Confirm what retention has deleted of a run of which nothing could be read."""
-        behind = max(found.next_offset, self._store.min_offset(wish.topic, run.queue_id))
-        gone = min(max(behind - run.offset, 1), run.count)
-        self._give_up(wish, run.part(run.first, run.first + gone - 1))
+    def _confirm_deleted(self, wish: ShareWish, log: PullLog, run: Run, found: GetResult) -> None:
+        """Confirm what retention has deleted, of all that the consumer holds; at least some of a run of which nothing
+        could be read."""
+        deleted = log.deleted(lambda queue_id: self._store.min_offset(wish.topic, queue_id))
+        if not deleted:
+            gone = min(max(found.next_offset - run.offset, 1), run.count)
+            deleted = [(run.first, run.first + gone - 1, gone)]
+        for first, last, count in deleted:
+            self._give_up(wish, first, last, count)
 
-    def _give_up(self, wish: ShareWish, run: Run) -> None:
-        self._do(Ack(wish.group, wish.topic, wish.consumer, run.first, run.last))
-        self._keys.release(wish.group, wish.topic, wish.consumer, run.first, run.last)
-        self._expired(run.count)
+    def _give_up(self, wish: ShareWish, first: int, last: int, count: int) -> None:
+        self._do(Ack(wish.group, wish.topic, wish.consumer, first, last))
+        self._keys.release(wish.group, wish.topic, wish.consumer, first, last)
+        self._expired(count)
 
     # --- New ones --------------------------------------------------------------------------------------------------
 

@@ -181,15 +181,16 @@ class TransactionChecker:
             self._waiting[page] = {at: noted[at] for at in found if at in noted}
         return found
 
-    def _note(self, half: Half, due_ms: int) -> None:
-        waiting = _Waiting(intern(half.group), due_ms, half.since_ms)
+    def _note(self, half: Half, due_ms: int, now_ms: int) -> None:
+        # The clock may be behind where it was.
+        waiting = _Waiting(intern(half.group), due_ms, min(half.since_ms, now_ms))
         self._waiting.setdefault(page_of(half.queue_offset), {})[half.queue_offset] = waiting
 
     async def _check(self, queue_offset: int) -> int:
         """Do with one half what is to be done; how many checks were sent."""
         now_ms = self._clock.now_ms()
         waiting = self._waiting.get(page_of(queue_offset), {}).get(queue_offset)
-        if waiting is not None and (waiting.due_ms > now_ms or self._is_left_alone(waiting, now_ms)):
+        if waiting is not None and self._is_left_alone(waiting, now_ms):
             return 0
         found = self.transactions.find(queue_offset)
         if found is not None and not isinstance(found, tuple):
@@ -205,7 +206,7 @@ class TransactionChecker:
                 # Its producer asks for a longer immunity than its segment lives.
                 self.transactions.copy(record, half, checks=half.checks, since_ms=half.since_ms)
             else:
-                self._note(half, min(due_ms, move_ms))
+                self._note(half, min(due_ms, move_ms), now_ms)
             return 0
         if self.transactions.is_in_doubt(queue_offset):
             if not await self.transactions.is_committed(half):
@@ -232,10 +233,13 @@ class TransactionChecker:
         return half.since_ms + max(half.immunity_ms, self._rules.immunity_ms)
 
     def _is_left_alone(self, waiting: _Waiting, now_ms: int) -> bool:
-        """Whether there is still no producer, and nothing else to do about it."""
+        """Whether it is still too early for a check, or there is still no producer, and nothing else to do about it."""
         age_ms = now_ms - waiting.since_ms
+        if age_ms < 0:
+            # The clock was set back.
+            return False
         is_over = age_ms >= min(self._rules.wait_max_ms, self._move_after_ms())
-        return not is_over and age_ms >= 0 and not self._producers(waiting.group)
+        return waiting.due_ms > now_ms or (not is_over and not self._producers(waiting.group))
 
     def _wait(self, record: Record, half: Half, now_ms: int) -> None:
         due_ms = self._due_ms(half)
@@ -247,7 +251,7 @@ class TransactionChecker:
             # Or it would be deleted with its segment.
             self.transactions.copy(record, half, checks=half.checks, since_ms=half.since_ms)
         else:
-            self._note(half, due_ms)
+            self._note(half, min(due_ms, now_ms), now_ms)
 
     def _next_producer(self, group: str, topic: str) -> ProducerPeer | None:
         """The member of a group whose turn it is, that reads what it is sent, and may have the message."""

@@ -157,7 +157,7 @@ class Transactions:
         """Read both queues from where they are not done with, in slices. To be called first; raises ``StoreError``, and
         a further call goes on from there."""
         await self.caught_up()
-        while entries := self.store.entries(names.OP_HALF_TOPIC, QUEUE_ID, self.ledger.next_op, SLICE):
+        while entries := self._next_ops():
             for entry, cold in [(entry, self.store.cold.record(entry.log_offset)) for entry in entries]:
                 page: Buffer | None = None
                 if cold is not None:
@@ -167,6 +167,7 @@ class Transactions:
                         page = None
                 self._fold_op(page if page is not None else self._page(entry))
             await asyncio.sleep(0)
+        self._drop_deleted()
         # Which of them are copies, so that who names an older one is understood.
         open_halves = itertools.chain.from_iterable(map(self.ledger.on_page, self.ledger.pages()))
         for number, queue_offset in enumerate(open_halves, 1):
@@ -184,6 +185,23 @@ class Transactions:
             log.info("%d transactions are open", len(self.ledger.open))
         self.is_folded = self._stopped is None
         self._folded.set()
+
+    def _next_ops(self) -> list[QueueEntry]:
+        """The ops to be read next. Between two slices, retention may have deleted some."""
+        self.ledger.skip_to(0, self.store.min_offset(names.OP_HALF_TOPIC, QUEUE_ID))
+        return self.store.entries(names.OP_HALF_TOPIC, QUEUE_ID, self.ledger.next_op, SLICE)
+
+    def _drop_deleted(self) -> None:
+        """Close halves that retention has deleted since they were read; their ops may be gone, too."""
+        low = self.store.min_offset(names.HALF_TOPIC, QUEUE_ID)
+        deleted = [at for at in self.ledger.open if at < low]
+        self.ledger.close_all(deleted)
+        if deleted:
+            log.error(
+                "%d half messages were deleted from the log before this broker knew whether they were ended; what was "
+                "open of them is lost",
+                len(deleted),
+            )
 
     def _fold_op(self, page: Buffer | None) -> None:
         closed: list[int] = []

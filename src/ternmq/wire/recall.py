@@ -19,8 +19,9 @@ from typing import Final
 from ternmq.errors import InvalidHandle
 
 _VERSION: Final = "v1"
-#: Of a handle: two names, a key and numbers.
-_TEXT_LENGTH_MAX: Final = 4096
+#: Of a handle: two names, numbers, and a key. That is the sender's, and may have as much as properties can: 32 KiB,
+#: which are 44 in base64.
+_TEXT_LENGTH_MAX: Final = 1 << 16
 _MS_MAX: Final = 1 << 62
 
 

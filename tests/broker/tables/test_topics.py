@@ -89,6 +89,17 @@ def test_without_auto_creation_an_unknown_topic_is_refused_with_the_cure(tmp_pat
         send_to(topics, "orders")
 
 
+@pytest.mark.parametrize(("topic", "cure"), [("a/b", "characters that are not allowed"), ("x" * 5_000, "at most 127")])
+def test_a_topic_that_cannot_be_is_not_said_to_be_created(tmp_path: Path, topic: str, cure: str) -> None:
+    """D1, R1: the cure was a command that is refused; and the answer was as long as the name."""
+    topics = table(tmp_path, auto_create=False)
+
+    with pytest.raises(TopicMissing, match=cure) as caught:
+        topics.find(topic)
+    assert "tern topic create" not in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
 def test_a_template_left_over_from_before_does_not_create_topics(tmp_path: Path) -> None:
     """D1: TBW102 is still in the file when the setting is switched off."""
     table(tmp_path)

@@ -184,6 +184,17 @@ async def test_a_route_is_asked_for_once_however_many_want_it() -> None:
     assert ["orders"] == registry.questions
 
 
+async def test_callers_that_wait_for_a_change_share_the_question() -> None:
+    """A4, E4: also one that comes while the first waits. Hundreds of sends without a master would ask as often."""
+    registry = Registry(orders=data_of("a"))
+    async with routes_of(registry) as routes, asyncio.TaskGroup() as callers:
+        first = callers.create_task(routes.refresh_in(0.01, "orders"))
+        await asyncio.sleep(0)
+        later = callers.create_task(routes.refresh_in(3600, "orders"))
+        assert await first == await later
+    assert ["orders"] == registry.questions
+
+
 async def test_an_unknown_topic_is_a_clear_error_for_a_consumer() -> None:
     """A4."""
     async with routes_of(Registry(TBW102=data_of("a"))) as routes:

@@ -38,6 +38,20 @@ async def test_callers_at_the_same_time_share_one_fetch() -> None:
         assert "ready" == await flights.run("topic", _ready)
 
 
+async def test_a_caller_that_asks_again_at_once_gets_a_new_answer() -> None:
+    """A4: and not the last one for ever, without a turn for any other task."""
+    count = 0
+
+    async def fetch() -> int:
+        nonlocal count
+        count += 1
+        return count
+
+    async with Tasks() as tasks:
+        flights: SingleFlight[str, int] = SingleFlight(tasks)
+        assert [1, 2, 3] == [await flights.run("topic", fetch) for _ in range(3)]
+
+
 async def _ready() -> str:
     return "ready"
 

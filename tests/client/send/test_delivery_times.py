@@ -26,6 +26,8 @@ MOMENT = datetime(2026, 12, 24, 18, 0, tzinfo=timezone(timedelta(hours=1)))
         (Message("a", b"x", delay=timedelta(seconds=90)), {"TIMER_DELAY_MS": "90000"}),
         (Message("a", b"x", delay=timedelta(microseconds=1)), {"TIMER_DELAY_MS": "1"}),
         (Message("a", b"x", delay=timedelta(0)), {"TIMER_DELAY_MS": "0"}),
+        (Message("a", b"x", delay=timedelta.max), {"TIMER_DELAY_MS": "86400000000000000"}),
+        (Message("a", b"x", deliver_at=datetime.max.replace(tzinfo=UTC)), {"TIMER_DELIVER_MS": "253402300800000"}),
     ],
 )
 def test_a_delivery_time_travels_in_a_property(message: Message, properties: dict[str, str]) -> None:
@@ -90,3 +92,5 @@ async def test_messages_come_at_their_time_and_can_be_recalled() -> None:
             await producer.recall(last.recall_handle)
         with pytest.raises(InvalidHandle, match="expected the recall_handle of the receipt"):
             await producer.recall("nonsense")
+        with pytest.raises(TypeError, match="invalid recall handle of type NoneType: expected a str"):
+            await producer.recall(None)  # type: ignore[arg-type]

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import random
 import zlib
+from collections.abc import Callable
 from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from ternmq.client.send import outgoing as outgoing_module
-from ternmq.client.send.outgoing import Outgoing, SendHeads, pack_batch, prepare, prepare_batch, shrink, split_receipt
+from ternmq.client.send.outgoing import (
+    Outgoing,
+    SendHeads,
+    pack_batch,
+    prepare,
+    prepare_batch,
+    prepare_plain,
+    shrink,
+    split_receipt,
+)
+from ternmq.client.send.validate import check_message
 from ternmq.errors import InvalidMessage, NoPermission, TernError
 from ternmq.kernels import HAS_NATIVE, native
 from ternmq.message import RESERVED_PROPERTIES, Message, MessageQueue, SendReceipt, SendStatus
@@ -287,10 +299,44 @@ def test_the_kernel_packs_what_python_packs(messages: list[Message], namespace: 
 
 
 @pytest.mark.skipif(not HAS_NATIVE, reason="the compiled kernels are not installed")
+@given(st.one_of(_plain_messages, _odd_messages), st.sampled_from(("", "space")), st.sampled_from((3, 100_000)))
+def test_the_kernel_prepares_what_python_prepares(message: Message, namespace: str, body_bytes_max: int) -> None:
+    """E2: the same, or it is left to Python. What Python refuses is always left to it, or refused in the same way."""
+
+    def ids() -> UniqueIds:
+        return UniqueIds("10.0.0.1", 1, salt=1, clock=ManualClock(1_700_000_000_000))
+
+    def outcome(prepare_it: Callable[[], Outgoing | None]) -> object:
+        try:
+            return prepare_it()
+        except (TernError, TypeError) as error:
+            return type(error), str(error)
+
+    def by_python() -> Outgoing:
+        check_message(message, body_bytes_max=body_bytes_max)
+        return prepare(message, message_id=ids().next(), namespace=namespace)
+
+    made = outcome(lambda: prepare_plain(message, ids(), namespace=namespace, body_bytes_max=body_bytes_max))
+    assert made is None or made == outcome(by_python)
+
+
+@pytest.mark.skipif(not HAS_NATIVE, reason="the compiled kernels are not installed")
+@given(_plain_messages)
+def test_a_plain_message_is_prepared_by_the_kernel(message: Message) -> None:
+    """E2: not by Python as a last resort."""
+    ids = UniqueIds("10.0.0.1", 1, salt=1, clock=ManualClock(1_700_000_000_000))
+    assert prepare_plain(message, ids) is not None
+
+
+@pytest.mark.skipif(not HAS_NATIVE, reason="the compiled kernels are not installed")
 @given(st.lists(_plain_messages, min_size=1, max_size=5))
 def test_plain_messages_are_packed_by_the_kernel(messages: list[Message]) -> None:
     """E6: not by Python as a last resort."""
-    made = native.pack_batch(messages, "P", 255, namespace="", body_bytes_max=10_000, reserved=RESERVED_PROPERTIES)
+    made = native.pack_batch(
+        messages, "P", 255, namespace="", body_bytes_max=10_000, reserved=RESERVED_PROPERTIES, astuple=astuple
+    )
     assert made is not None
-    assert [f"P{number:012X}" for number in range(255, 255 + len(messages))] == made[1]
-    assert prepare_batch(messages, message_ids=made[1]).body == made[0]
+    body, joined = made
+    message_ids = joined.split(",")
+    assert [f"P{number:012X}" for number in range(255, 255 + len(messages))] == message_ids
+    assert prepare_batch(messages, message_ids=message_ids).body == body

@@ -111,7 +111,7 @@ async def test_what_cannot_be_a_transaction_is_refused_before_anything_is_sent(c
     async with Producer("plain", name_servers=cluster.name_servers) as producer:
         with pytest.raises(ConfigError, match="has no checker"):
             producer.transaction(message)
-    for wrong in (7, "checker", Outcome.COMMIT):
+    for wrong in (7, "checker", Outcome.COMMIT, lambda: Outcome.COMMIT, lambda _message, _table: Outcome.COMMIT):
         with pytest.raises(ConfigError, match="invalid checker"):
             Producer("shop", name_servers=cluster.name_servers, checker=wrong)  # type: ignore[arg-type]
     producer = Producer("shop", name_servers=cluster.name_servers, checker=unknown)
@@ -129,6 +129,9 @@ async def test_what_cannot_be_a_transaction_is_refused_before_anything_is_sent(c
         for seconds in (0, -1, 10**10):
             with pytest.raises(InvalidMessage, match="invalid check_after_s"):
                 producer.transaction(message, check_after_s=seconds)
+        for no_int in (600.0, "600", True):
+            with pytest.raises(TypeError, match=r"invalid check_after_s of type .*: expected an int, in whole seconds"):
+                producer.transaction(message, check_after_s=no_int)  # type: ignore[arg-type]
         transaction = producer.transaction(message)
         with pytest.raises(NotRunning, match="has not begun"):
             _ = transaction.id

@@ -95,7 +95,7 @@ class Access:
             )
         is_for_tools = way is Way.PULL and name == TOOLS_GROUP and topic != HALF_TOPIC
         if is_internal_topic(topic) and not is_for_tools:
-            cure = "subscribe to" if way is Way.PULL else "pop from"
+            cure = "pop from" if way is Way.POP else "subscribe to"
             raise NoPermission(
                 f"the topic[{topic}] {way.value} message is forbidden: it is an internal topic of the broker; {cure} "
                 "the topic that the messages were sent to"

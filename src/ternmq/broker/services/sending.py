@@ -41,6 +41,7 @@ from ternmq.broker.tables.topics import Topics
 from ternmq.delay.timer import MARKS as TIMER_MARKS
 from ternmq.delay.timer import Timer, check_no_time
 from ternmq.errors import InvalidParameter, MessageIllegal, NoPermission, NotMaster, RemoteProtocolError, TernError
+from ternmq.kernels import HAS_NATIVE, native
 from ternmq.message import Property
 from ternmq.store.durable.safety import Answer, WaitingRun
 from ternmq.store.log.batch import BatchPart, PlacedBatch
@@ -333,7 +334,9 @@ class Sending:
             raise MessageIllegal(f"batch request does not support retry group {topic}; send its messages one by one")
         data = bytes(body)
         # One look at the whole batch instead of five at each message; a body with such a text costs only time.
-        is_plain = not any(text in data for text in _NOT_PLAIN)
+        is_plain = not (
+            native.contains_any(data, _NOT_PLAIN) if HAS_NATIVE else any(text in data for text in _NOT_PLAIN)
+        )
         placed = self._intake.store_batch(
             topic,
             queue_id,

@@ -43,8 +43,9 @@ log = logging.getLogger(__name__)
 TEND_S: Final = 1.0
 #: How often it is noted for tools how far groups are.
 NOTE_S: Final = 5.0
-#: Consumers that are looked at in one turn of the loop.
+#: Consumers that are looked at in one turn of the loop, and how many of their runs count as one.
 TURN_CONSUMERS: Final = 500
+RUNS_EACH: Final = 20
 #: Runs that one action moves. A consumer with a filter may hold thousands, of a message each.
 MOVE_RUNS: Final = 1_000
 
@@ -235,8 +236,9 @@ class ShareTerm:
                     if log_begin != self._log_begin:
                         self._confirm_deleted(place, consumer, known)
                     self._look_after(place, consumer, known)
-                looked += 1
-                if not looked % TURN_CONSUMERS:
+                looked += 1 + (len(known.runs) // RUNS_EACH if known is not None else 0)
+                if looked >= TURN_CONSUMERS:
+                    looked = 0
                     await asyncio.sleep(0)
             try:
                 is_left = True
@@ -374,13 +376,10 @@ class ShareTerm:
                     self.lives.forget(key, consumer)
 
     def _confirm_deleted(self, place: Place, consumer: str, known: PullLog) -> None:
-        for run in list(known.runs):
-            gone = min(self._store.min_offset(place.topic, run.queue_id) - run.offset, run.count)
-            if gone > 0:
-                last = run.first + gone - 1
-                self.do(Ack(place.group, place.topic, consumer, run.first, last))
-                self.keys.release(place.group, place.topic, consumer, run.first, last)
-                self._expired(gone)
+        for first, last, count in known.deleted(lambda queue_id: self._store.min_offset(place.topic, queue_id)):
+            self.do(Ack(place.group, place.topic, consumer, first, last))
+            self.keys.release(place.group, place.topic, consumer, first, last)
+            self._expired(count)
 
     async def _note_progress(self) -> None:
         """Where each group is, for tools, and for members that consume in another way: once that is safe.

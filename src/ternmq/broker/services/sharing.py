@@ -330,11 +330,21 @@ class Sharing:
         the consumer does not hold them any more."""
         term = self._term()
         self._check(query)
+        if last - first >= COUNT_MAX:
+            raise InvalidParameter(
+                f"invalid numbers {first} to {last} for another time limit: expected {COUNT_MAX} numbers at most"
+            )
         known = self._holding(term, query, first=first, last=last)
         if not self._own_runs(known, life, first, last):
             raise NoMessage(
                 f"consumer {query.consumer} does not hold the messages {first} to {last} of {query.topic} any more; "
                 "they were confirmed, or are delivered again"
+            )
+        if term.memory_bytes >= self._config.max_share_bytes:
+            # A message with a limit of its own is a run of its own.
+            raise SystemBusy(
+                f"[OVERLOAD]system busy: what consumers hold takes {term.memory_bytes} bytes of this broker's memory; "
+                "confirm some messages before you ask for more time, or raise maxShareBytes"
             )
         due_ms = self._clock.now_ms() + hold_ms if hold_ms else 0
         term.do(Hold(query.consumer_group, query.topic, query.consumer, first, last, due_ms))

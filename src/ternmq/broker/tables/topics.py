@@ -273,11 +273,13 @@ class Topics:
             )
 
     def _missing(self, topic: str) -> TopicMissing:
-        return TopicMissing(
-            f"topic[{topic}] not exist, apply first please! Create it with `tern topic create {topic}`, or set "
-            f"autoCreateTopicEnable=true on {self._broker_name}",
-            broker=self._broker_name,
-        )
+        cure = f"Create it with `tern topic create {topic}`, or set autoCreateTopicEnable=true on {self._broker_name}"
+        try:
+            names.check_topic(topic)
+        except InvalidName as error:
+            # There can be none of this name.
+            topic, cure = topic[: names.TOPIC_LENGTH_MAX], f"{error}"
+        return TopicMissing(f"topic[{topic}] not exist, apply first please! {cure}", broker=self._broker_name)
 
 
 def check(config: TopicConfig) -> None:

@@ -14,6 +14,7 @@ first send (D1), with at most ``queues_max`` queues each; the next refresh repla
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -157,6 +158,8 @@ class Routes:
         self._ask = ask
         self._known: dict[str, TopicRoute] = {}
         self._asking: SingleFlight[tuple[str, int | None], TopicRoute] = SingleFlight(tasks)
+        #: Questions that are asked in a moment.
+        self._pausing: SingleFlight[tuple[str, int | None], TopicRoute] = SingleFlight(tasks)
         self.on_change: list[Callable[[TopicRoute], None]] = []
 
     def known(self, topic: str) -> TopicRoute | None:
@@ -178,6 +181,16 @@ class Routes:
     async def refresh(self, topic: str, *, queues_max: int | None = None) -> TopicRoute:
         """The route of a topic as the name server knows it now; callers at the same time share one question."""
         return await self._asking.run((topic, queues_max), lambda: self._fetch(topic, queues_max))
+
+    async def refresh_in(self, pause_s: float, topic: str, *, queues_max: int | None = None) -> TopicRoute:
+        """As ``refresh``, after a pause. All that wait for a change share the pauses, too: hundreds of sends that have
+        lost their broker are one question a moment."""
+
+        async def ask() -> TopicRoute:
+            await asyncio.sleep(pause_s)
+            return await self.refresh(topic, queues_max=queues_max)
+
+        return await self._pausing.run((topic, queues_max), ask)
 
     async def refresh_all(self) -> None:
         """Ask again for all topics in use. One that is gone keeps its last route; sends to it tell the truth."""

@@ -27,7 +27,8 @@ class SingleFlight(Generic[K, T]):
     async def run(self, key: K, fetch: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The result of ``fetch`` or its error, which every waiting caller gets."""
         future = self._flying.get(key)
-        if future is None:
+        # A caller that was just answered may ask again before the fetch is forgotten: its answer is old for that one.
+        if future is None or future.done():
             future = self._start(key, fetch)
         return await asyncio.shield(future)
 
@@ -38,7 +39,8 @@ class SingleFlight(Generic[K, T]):
         self._flying[key] = future
 
         def landed(_: object) -> None:
-            del self._flying[key]
+            if self._flying.get(key) is future:
+                del self._flying[key]
             if not future.done():
                 # Its owner has ended. The callers were not cancelled, so they must not see a CancelledError.
                 future.set_exception(

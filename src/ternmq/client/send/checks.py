@@ -230,8 +230,25 @@ class Checks:
 
 
 def check_checker(checker: object) -> None:
-    """Raise ``ConfigError`` for what cannot be called with a message."""
-    if not callable(checker):
+    """Raise ``ConfigError`` for what cannot be called with a message.
+
+    It would fail for the first time when a broker asks, and the transaction would be discarded in the end.
+    """
+    if not callable(checker) or not _takes_one(checker):
         raise ConfigError(
             f"invalid checker {checker!r}: expected a function that takes a message and returns an Outcome"
         )
+
+
+def _takes_one(function: Callable[..., object]) -> bool:
+    """Whether a function can be called with one argument, as far as it tells."""
+    try:
+        parameters = inspect.signature(function)
+    except (TypeError, ValueError):
+        # Some of those that are written in C do not.
+        return True
+    try:
+        parameters.bind(None)
+    except TypeError:
+        return False
+    return True

@@ -17,8 +17,8 @@ broker that is not busy. This does not count as an attempt, and keeps the queue 
 
 So is a broker that has no master for a moment, as another one is elected or promoted. A send asks for the route again
 until it has one, except one without waiting to a fixed queue: those that follow could overtake it. Before an attempt
-that has no other broker left it pauses: asked in the moment in which a master hands over, the name servers tell the old
-one. So some refusals of such a broker do not count as attempts.
+that has no other broker left it waits until the name servers tell another master, for a moment only: the old one may
+be it still. So some refusals of such a broker do not count as attempts.
 
 One time limit covers all attempts, and waiting for a route, a connection and a busy broker.
 """
@@ -71,9 +71,16 @@ class Retry(enum.Enum):
 _SYNC, _ASYNC, _ONEWAY = SendMode.SYNC, SendMode.ASYNC, SendMode.ONEWAY
 _OTHER_BROKER, _SAME_BROKER, _NO_RETRY = Retry.OTHER_BROKER, Retry.SAME_BROKER, Retry.NONE
 _OK: Final = SendStatus.OK
-#: Pauses before questions for a route in which a new master is expected.
+#: Pauses before questions for a route in which a new master is expected: each is longer than the one before by a
+#: factor, up to the shorter limit in the first second, in which most masters are there, and then up to the longer one.
 _MASTER_PAUSE_S: Final = 0.03
+_MASTER_PAUSE_FACTOR: Final = 1.3
+_MASTER_SOON_S: Final = 1.0
+_MASTER_PAUSE_SOON_S: Final = 0.1
 _MASTER_PAUSE_MAX_S: Final = 0.25
+#: How long another master than the one that failed is waited for: before the first further attempt, and at most.
+_OTHER_MASTER_S: Final = 0.03
+_OTHER_MASTER_MAX_S: Final = 0.25
 #: Refusals of brokers that are not available, or not the master any more, which do not count as attempts: with the
 #: pauses that is a second, longer than a handover takes. A full disk has the same code, and is not gone by waiting.
 _REFUSALS_MAX: Final = 4
@@ -92,6 +99,7 @@ class OngoingSend:
         "_busy",
         "_context",
         "_counted",
+        "_failed_at",
         "_failures",
         "_mode",
         "_opaque",
@@ -150,9 +158,10 @@ class OngoingSend:
         self._busy: BrokerRefused | None = None
         #: The pace that counts it while an answer is awaited.
         self._counted: SendPace | None = None
-        #: Of attempts that failed: why, and the brokers that they went to.
+        #: Of attempts that failed: why, the brokers that they went to, and the addresses.
         self._failures: tuple[BaseException, ...] = ()
         self._avoid: tuple[str, ...] = ()
+        self._failed_at: tuple[str, ...] = ()
         #: The answer of a broker that has the message, if less safely than was asked for.
         self._stored: SendReceipt | None = None
         #: For hooks. They see the context variables of the caller in all attempts.
@@ -218,15 +227,15 @@ class OngoingSend:
                 self._write(peer)
 
     async def _ask_route(self) -> TopicRoute:
-        """A route with a queue to write to; waits while a broker has no master. Raises ``RouteMissing``."""
+        """A route with a queue to write to; waits while a broker has no master, and for a while if all masters are
+        those that failed. Raises ``RouteMissing``."""
         sender, topic = self._sender, self.outgoing.topic
-        failures = len(self._failures)
-        pause_s = min(_MASTER_PAUSE_S * 4 ** (failures - 1), _MASTER_PAUSE_MAX_S) if failures else 0.0
+        began, failures = sender.now(), len(self._failures)
+        other_s = min(_OTHER_MASTER_S * 4 ** (failures - 1), _OTHER_MASTER_MAX_S) if failures else 0.0
+        pause_s = _MASTER_PAUSE_S if failures else 0.0
         while True:
-            if pause_s:
-                await asyncio.sleep(pause_s)
             try:
-                route = await sender.ask_route(topic)
+                route = await sender.ask_route(topic, pause_s=pause_s)
             except RouteMissing as error:
                 known = sender.instance.routes.known(topic)
                 # The next message for the same queue does not wait for this one: it could find the master first.
@@ -234,10 +243,20 @@ class OngoingSend:
                 if may_be_overtaken or known is None or not known.lacks_master:
                     raise
                 self._unled = error
-                pause_s = min(max(2 * pause_s, _MASTER_PAUSE_S), _MASTER_PAUSE_MAX_S)
             else:
                 self._unled = None
-                return route
+                if sender.now() - began >= other_s or not self._has_failed_at_all(route):
+                    return route
+            longest_s = _MASTER_PAUSE_SOON_S if sender.now() - began < _MASTER_SOON_S else _MASTER_PAUSE_MAX_S
+            pause_s = min(max(_MASTER_PAUSE_FACTOR * pause_s, _MASTER_PAUSE_S), longest_s)
+
+    def _has_failed_at_all(self, route: TopicRoute) -> bool:
+        """Whether this message has failed at the masters of all brokers of a route, where they are now."""
+        masters = {queue.broker_name: route.address(queue.broker_name) for queue in route.to_write}
+        return all(
+            address is not None and self._sender.instance.fast_address(address) in self._failed_at
+            for address in masters.values()
+        )
 
     def _place(self, route: TopicRoute) -> bool:
         """Choose queue and address and ask the hooks; whether the attempt can go on."""
@@ -363,6 +382,7 @@ class OngoingSend:
                 self._finish(None, error)
                 return
             self._failures = (*self._failures, error) if self._retry is Retry.OTHER_BROKER else (error,)
+            self._failed_at = (*self._failed_at, self._address)
         elif receipt is None or receipt.status is _OK or not self._wants_safer():
             self._finish(receipt, None)
             return

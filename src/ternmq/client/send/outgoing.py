@@ -11,10 +11,11 @@ transactions) make their ``Outgoing`` by ``prepare(…, system=…)``; applicati
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from itertools import count, repeat
 from typing import Final
 
 import msgspec
+from msgspec.structs import astuple
 
 from ternmq.client.connect.namespace import wrap
 from ternmq.client.send.validate import (
@@ -78,8 +79,7 @@ _TEMPLATES_MAX: Final = 1_000
 _encoder: Final = msgspec.json.Encoder()
 
 
-@dataclass(slots=True)
-class Outgoing:
+class Outgoing(msgspec.Struct, gc=False):
     """What every attempt of one send has in common."""
 
     #: As the application gave them; more than one only in a batch.
@@ -231,9 +231,37 @@ def prepare(
         _properties(message, message_id, namespace, system),
         message.flag,
         sysflag,
-        reconsume_times=reconsume_times,
-        max_reconsume_times=max_reconsume_times,
+        False,
+        False,
+        reconsume_times,
+        max_reconsume_times,
     )
+
+
+def prepare_plain(
+    message: Message, ids: UniqueIds, *, namespace: str = "", body_bytes_max: int = BODY_BYTES_MAX
+) -> Outgoing | None:
+    """Check an ordinary message, give it an id and make it ready, in one step; None if ``check_message`` and
+    ``prepare`` must look at it. Raises as ``check_sendable``."""
+    if not HAS_NATIVE:
+        return None
+    topic = message.topic
+    check_sendable(topic)
+    prefix, number = ids.take(1)
+    packed = native.pack_properties(
+        message,
+        prefix,
+        number,
+        namespace=namespace,
+        body_bytes_max=body_bytes_max,
+        reserved=RESERVED_PROPERTIES,
+        astuple=astuple,
+    )
+    if packed is None:
+        return None
+    message_id, properties = packed
+    topic = wrap(namespace, topic) if namespace else topic
+    return Outgoing((message,), topic, message_id, message.body, properties, message.flag)
 
 
 def prepare_batch(
@@ -288,10 +316,11 @@ def pack_batch(
             namespace=namespace,
             body_bytes_max=body_bytes_max,
             reserved=RESERVED_PROPERTIES,
+            astuple=astuple,
         )
         if packed is not None:
             body, message_ids = packed
-            return Outgoing(messages, wrap(namespace, topic), ",".join(message_ids), body, "", is_batch=True)
+            return Outgoing(messages, wrap(namespace, topic), message_ids, body, "", is_batch=True)
     check_batch(messages, body_bytes_max=body_bytes_max)
     outgoing = prepare_batch(
         messages, message_ids=unique_ids(*ids.take(len(messages)), len(messages)), namespace=namespace, more=more
@@ -307,14 +336,19 @@ def split_receipt(receipt: SendReceipt) -> list[SendReceipt]:
     if len(offset_ids) != len(message_ids):
         # A topic of RocketMQ's batch queues keeps the batch as one record.
         offset_ids = [receipt.offset_id] * len(message_ids)
-    return [
-        SendReceipt(
-            receipt.status, message_id, offset_id, receipt.queue, queue_offset, receipt.transaction_id, receipt.region
+    # Without a step of Python for each: half the time of a comprehension.
+    return list(
+        map(
+            SendReceipt,
+            repeat(receipt.status),
+            message_ids,
+            offset_ids,
+            repeat(receipt.queue),
+            count(receipt.queue_offset),
+            repeat(receipt.transaction_id),
+            repeat(receipt.region),
         )
-        for queue_offset, message_id, offset_id in zip(
-            range(receipt.queue_offset, receipt.queue_offset + len(message_ids)), message_ids, offset_ids, strict=True
-        )
-    ]
+    )
 
 
 def shrink(outgoing: Outgoing, *, kind: int, level: int) -> None:

@@ -29,7 +29,7 @@ from ternmq.client.send.checks import Checker, Checks, check_checker
 from ternmq.client.send.gatherer import Gatherer
 from ternmq.client.send.hooks import SendHook, added, adders
 from ternmq.client.send.ongoing import Pick, Retry
-from ternmq.client.send.outgoing import Outgoing, pack_batch, prepare, shrink, split_receipt
+from ternmq.client.send.outgoing import Outgoing, pack_batch, prepare, prepare_plain, shrink, split_receipt
 from ternmq.client.send.queue_choice import Selector, by_sharding_key
 from ternmq.client.send.recall import recall
 from ternmq.client.send.request import Requester, reply_properties, to_reply
@@ -192,14 +192,25 @@ class Producer:
         """
         running = self._now_running()
         sender = running.sender
-        check_message(message, body_bytes_max=self.config.body_bytes_max)
-        pick = self._pick(message, queue, selector)
         timeout_ms = timeout_ms or self.config.send_timeout_ms
-        if running.gatherer is not None and _can_gather(message):
-            if pick is not None:
-                queue = pick(await self._route(message.topic, timeout_ms))
-            return await running.gatherer.add(message, queue, timeout_ms)
-        return await sender.deliver(self._prepare(sender, message), pick=pick, timeout_ms=timeout_ms)
+        if running.gatherer is not None:
+            check_message(message, body_bytes_max=self.config.body_bytes_max)
+            if _can_gather(message):
+                pick = self._pick(message, queue, selector)
+                if pick is not None:
+                    queue = pick(await self._route(message.topic, timeout_ms))
+                return await running.gatherer.add(message, queue, timeout_ms)
+        outgoing = self._checked(sender, message)
+        pick = None
+        if queue is not None or selector is not None or message.sharding_key:
+            pick = self._pick(message, queue, selector)
+        # As ``Sender.deliver``, without a coroutine of its own for each message.
+        sending = sender.begin(outgoing, pick, timeout_ms)
+        try:
+            return await sending.receipt
+        except asyncio.CancelledError:
+            sending.abandon()
+            raise
 
     def send_nowait(
         self,
@@ -223,15 +234,17 @@ class Producer:
             producer.send_nowait(message).add_done_callback(lambda sent: print(sent.result().message_id))
         """
         running = self._now_running()
-        check_message(message, body_bytes_max=self.config.body_bytes_max)
-        pick = self._pick(message, queue, selector)
         timeout_ms = timeout_ms or self.config.send_timeout_ms
-        if running.gatherer is not None and _can_gather(message):
-            route = running.sender.instance.routes.known(wrap(self._namespace, message.topic))
-            if pick is None or (route is not None and route.to_write):
-                chosen = pick(route) if pick is not None and route is not None else None
-                return running.gatherer.add(message, chosen, timeout_ms)
-        outgoing = self._prepare(running.sender, message)
+        if running.gatherer is not None:
+            check_message(message, body_bytes_max=self.config.body_bytes_max)
+            if _can_gather(message):
+                pick = self._pick(message, queue, selector)
+                route = running.sender.instance.routes.known(wrap(self._namespace, message.topic))
+                if pick is None or (route is not None and route.to_write):
+                    chosen = pick(route) if pick is not None and route is not None else None
+                    return running.gatherer.add(message, chosen, timeout_ms)
+        outgoing = self._checked(running.sender, message)
+        pick = self._pick(message, queue, selector)
         return running.sender.start(outgoing, pick=pick, timeout_ms=timeout_ms)
 
     async def send_oneway(
@@ -457,6 +470,20 @@ class Producer:
                 return None
             selector = by_sharding_key
         return lambda route: selector(_as_seen(route, message.topic), message)
+
+    def _checked(self, sender: Sender, message: Message) -> Outgoing:
+        """Check a message and make it ready."""
+        bytes_max = self.config.body_bytes_max
+        if not self._adders:
+            outgoing = prepare_plain(
+                message, sender.instance.unique_ids, namespace=self._namespace, body_bytes_max=bytes_max
+            )
+            if outgoing is not None:
+                if len(message.body) >= self.config.compress_from_bytes:
+                    shrink(outgoing, kind=self._compression, level=self.config.compress_level)
+                return outgoing
+        check_message(message, body_bytes_max=bytes_max)
+        return self._prepare(sender, message)
 
     def _prepare(
         self,

@@ -12,6 +12,10 @@ from ternmq.wire.requests import MessageIdReply, RecallMessage
 
 async def recall(sender: Sender, handle: str, *, group: str, timeout_ms: int) -> str:
     """Ask the broker of a handle to take its message back; the message's id. Raises as ``Producer.recall``."""
+    if not isinstance(handle, str):
+        raise TypeError(
+            f"invalid recall handle of type {type(handle).__name__}: expected a str, the recall_handle of a receipt"
+        )
     named = parse_handle(handle)
     routes = sender.instance.routes
     route = routes.known(named.topic) or await sender.route(named.topic, timeout_ms=timeout_ms)

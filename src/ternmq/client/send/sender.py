@@ -61,14 +61,21 @@ class Sender:
         else the error of the only attempt; ``RouteMissing`` and ``NameServersUnreachable`` when there is nowhere to
         send to.
         """
-        retry = _OTHER_BROKER if pick is None and mode is _SYNC else _NO_RETRY
-        sending = OngoingSend(self, outgoing, mode, retry, pick=pick, timeout_ms=timeout_ms)
-        sending.begin()
+        sending = self.begin(outgoing, pick, timeout_ms, mode)
         try:
             return await sending.receipt
         except asyncio.CancelledError:
             sending.abandon()
             raise
+
+    def begin(
+        self, outgoing: Outgoing, pick: Pick | None, timeout_ms: int, mode: SendMode = SendMode.SYNC
+    ) -> OngoingSend:
+        """Send; the caller awaits its ``receipt``, and calls ``abandon`` if it is cancelled meanwhile."""
+        retry = _OTHER_BROKER if pick is None and mode is _SYNC else _NO_RETRY
+        sending = OngoingSend(self, outgoing, mode, retry, pick=pick, timeout_ms=timeout_ms)
+        sending.begin()
+        return sending
 
     async def deliver_oneway(self, outgoing: Outgoing, *, pick: Pick | None = None, timeout_ms: int) -> None:
         """Send without an answer; waits only for route, connection and a peer that reads."""
@@ -118,13 +125,18 @@ class Sender:
 
     # --- Parts of an attempt ---------------------------------------------------------------------------------
 
-    async def ask_route(self, topic: str) -> TopicRoute:
-        """As ``route``, without a time limit. If no name server answers soon, what is known has to do."""
+    async def ask_route(self, topic: str, *, pause_s: float = 0.0) -> TopicRoute:
+        """As ``route``, without a time limit. If no name server answers soon, what is known has to do. ``pause_s``: ask
+        so much later, or with another send that asks later."""
         known = self.instance.routes.known(topic)
         is_usable = known is not None and bool(known.to_write)
         try:
-            async with asyncio.timeout(_REFRESH_S if is_usable else None):
-                route = await self.instance.routes.refresh(topic, queues_max=self.config.default_topic_queue_nums)
+            async with asyncio.timeout(pause_s + _REFRESH_S if is_usable else None):
+                routes, queues_max = self.instance.routes, self.config.default_topic_queue_nums
+                if pause_s:
+                    route = await routes.refresh_in(pause_s, topic, queues_max=queues_max)
+                else:
+                    route = await routes.refresh(topic, queues_max=queues_max)
         except (NetworkError, TimeoutError):
             if known is None or not is_usable:
                 raise

@@ -70,7 +70,9 @@ def time_ms(time: datetime) -> int:
 
 def duration_ms(duration: timedelta) -> int:
     """Milliseconds, rounded up."""
-    return -(-duration // _MS)
+    # The longest duration has no negative.
+    whole, rest = divmod(duration, _MS)
+    return whole + bool(rest)
 
 
 def _check_delivery_time(message: Message) -> None:
@@ -188,5 +190,10 @@ def check_transaction(message: Message, check_after_s: int | None) -> None:
             )
     if message.topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
         raise InvalidMessage(f"a message to {message.topic!r} cannot be part of a transaction; use a topic of your own")
+    if check_after_s is not None and type(check_after_s) is not int:
+        # A broker leaves aside what has a point.
+        raise TypeError(
+            f"invalid check_after_s of type {type(check_after_s).__name__}: expected an int, in whole seconds"
+        )
     if check_after_s is not None and not 0 < check_after_s <= _CHECK_AFTER_S_MAX:
         raise InvalidMessage(f"invalid check_after_s {check_after_s}: expected 1 to {_CHECK_AFTER_S_MAX} seconds")

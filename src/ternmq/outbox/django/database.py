@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 from django.db import Error, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
+from ternmq.conflicts import is_conflict
 from ternmq.errors import OutboxFailed, OutboxMissing
 from ternmq.outbox.schema import TABLE, Dialect
 from ternmq.outbox.table import CONFLICTS_MAX, Execute, OutboxTable, Result, Values
@@ -53,15 +54,18 @@ class DjangoDatabase:
         )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"ternmq-outbox-{alias}")
 
-    async def run(self, work: Callable[[Execute], T]) -> T:
-        """Do ``work`` in one transaction, and commit it. Raises ``OutboxFailed``."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, work)
+    async def run(self, work: Callable[[Execute], T], *, is_single: bool = False) -> T:
+        """Do ``work`` in one transaction, and commit it; a single statement needs none. Raises ``OutboxFailed``."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, work, is_single)
 
-    def _run(self, work: Callable[[Execute], T]) -> T:
+    def _run(self, work: Callable[[Execute], T], is_single: bool) -> T:
         connection = connections[self.alias]
         for left in reversed(range(CONFLICTS_MAX)):
             try:
                 connection.close_if_unusable_or_obsolete()
+                # Django commits each statement by itself, unless the settings of the database say otherwise.
+                if is_single and connection.get_autocommit():
+                    return work(executing(connection))
                 with transaction.atomic(using=self.alias):
                     return work(executing(connection))
             except Error as error:

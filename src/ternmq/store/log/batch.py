@@ -150,8 +150,8 @@ class BatchWriter:
     ) -> PlacedBatch | None:
         """``put`` for a batch as it was sent (``wire.batch``), whose messages have nothing special in their properties.
 
-        None if ``put`` must decide, and nothing was stored: no kernel, no room in the window, other queues than plain
-        ones, or messages without a unique key.
+        None if ``put`` must decide, and nothing was stored: no kernel, a log that is shut, other queues than plain
+        ones, or messages without a unique key. Raises as ``put``.
         """
         if self._dispatch_made is None:
             return None
@@ -161,26 +161,34 @@ class BatchWriter:
         store_time_ms = self._now_ms()
         shared, _ = shared_fields(sysflag & _NO_TRANSACTION, born_time_ms, born_host, store_time_ms, self._store_host)
         topic_field, magic = topic_part(queue.topic_bytes)
-        log_offset, queue_offset = window.at, queue.assigned
-        made = native.expand_batch(
-            window.page,
-            log_offset - window.base,
-            window.limit - window.base,
-            data,
-            log_offset=log_offset,
-            queue_id=queue_id,
-            queue_offset=queue_offset,
-            store_time_ms=store_time_ms,
-            magic=magic,
-            shared=shared,
-            topic_field=topic_field,
-            topic=queue.topic_bytes,
-            more_properties=more_properties,
-            body_bytes_max=limits.body_bytes_max,
-            record_bytes_max=limits.record_bytes_max,
-        )
-        if made is None:
+
+        def expand() -> tuple[list[int], int, bytes, list[int], bytes] | int | None:
+            return native.expand_batch(
+                window.page,
+                window.at - window.base,
+                window.limit - window.base,
+                data,
+                log_offset=window.at,
+                queue_id=queue_id,
+                queue_offset=queue.assigned,
+                store_time_ms=store_time_ms,
+                magic=magic,
+                shared=shared,
+                topic_field=topic_field,
+                topic=queue.topic_bytes,
+                more_properties=more_properties,
+                body_bytes_max=limits.body_bytes_max,
+                record_bytes_max=limits.record_bytes_max,
+            )
+
+        made = expand()
+        if isinstance(made, int):
+            # Large batches would otherwise take the long way each time that a window is used up.
+            self._reserve(made, 1)
+            made = expand()
+        if made is None or isinstance(made, int):
             return None
+        queue_offset = queue.assigned
         log_offsets, end_offset, entries, tags_codes, keys = made
         self._log.seal(end_offset, store_time_ms)
         self._dispatch_made(queue, entries, end_offset, tags_codes, keys, log_offsets[-1])
