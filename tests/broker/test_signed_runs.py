@@ -414,7 +414,7 @@ async def test_nothing_is_in_a_run_before_somebody_has_proved_who_calls(tmp_path
         assert one._peer is not None
         assert one._peer._runs is not None
         with watched() as run:
-            one._peer._runs.run(sends)
+            one._peer._runs.run(sends, 0.0)
     run.assert_not_called()
 
 

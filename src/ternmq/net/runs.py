@@ -117,7 +117,9 @@ class RunWorker:
             number += 1
             alone += 1
             if not alone % SLOW_REQUESTS and self._lanes.is_over():
-                self._lanes.give_back(self.lane, peer, [_request(sends, left, arrived) for left in range(number, count)])
+                self._lanes.give_back(
+                    self.lane, peer, [_request(sends, left, arrived) for left in range(number, count)]
+                )
                 return
 
     def _run_parts(self, sends: Sends, number: int, arrived: float) -> int:
@@ -169,9 +171,7 @@ class RunWorker:
         """Write what was answered now."""
         self._peer.flush()
 
-    def _note(
-        self, latencies: RpcLatencies, sends: Sends, arrived: float, first: int, plain: int, ends: int
-    ) -> None:
+    def _note(self, latencies: RpcLatencies, sends: Sends, arrived: float, first: int, plain: int, ends: int) -> None:
         """So many requests of a run are answered, with success. A client sends all its messages with one code, so that
         is looked up once; should it have two, they count as one."""
         if ends:
