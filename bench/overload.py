@@ -139,9 +139,10 @@ class Senders:
         return Span(accepted, time.monotonic() - began, max(self._system.cpu_s() - cpu_s, 0.01))
 
     async def _end(self) -> None:
-        async with asyncio.timeout(LAST_S):
-            while self.under_way:  # noqa: ASYNC110 - the sum of four counters
-                await asyncio.sleep(TICK_S)
+        """Wait for the last answers, for a while."""
+        end = time.monotonic() + LAST_S
+        while self.under_way and time.monotonic() < end:  # noqa: ASYNC110 - the sum of four counters
+            await asyncio.sleep(TICK_S)
 
     async def take(self, window: int, seconds: float) -> Span:
         """So many sends are under way, for so long: what the broker accepts."""
@@ -177,7 +178,7 @@ class Senders:
 
     def _sum(self, withheld: int) -> Counts:
         total = Counts()
-        total.withheld = withheld
+        total.withheld, total.unanswered = withheld, self.under_way
         for counts in (sender.counts for sender in self._senders):
             total.offered += counts.offered
             total.codes += counts.codes
@@ -239,7 +240,7 @@ def report(system: System, can_take: Span, took: Span, counts: Counts, lost: int
         f"{took.cpu_rate / can_take.cpu_rate:.0%} with as much CPU time), SYSTEM_BUSY {refused:,}"
     )
     print(f"  not sent, as the broker did not read: {counts.withheld:,}; other codes {dict(others) or 'none'}")
-    print(f"  acknowledged and lost {lost:,}")
+    print(f"  acknowledged and lost {lost:,}; not answered after {LAST_S:g} s: {counts.unanswered:,}")
     for name, latency in (("accepted", counts.accepted), ("refused", counts.refused)):
         print(
             f"  {name} after {quantile(latency, 0.5)} / {quantile(latency, 0.99)} (50 %, 99 %), at most "
@@ -252,6 +253,8 @@ def wrong(system: System, can_take: Span, took: Span, counts: Counts, lost: int,
     found = []
     if lost:
         found.append(f"{system.name} has lost {lost} acknowledged messages")
+    if counts.unanswered:
+        found.append(f"{system.name} has not answered {counts.unanswered} sends {LAST_S:g} s after the last one")
     late = counts.accepted.between(ACCEPTED_MS_MAX, None)
     if late * 100 > sum(counts.accepted.counts):
         found.append(f"{system.name} accepted {late} messages after more than {ACCEPTED_MS_MAX} ms")

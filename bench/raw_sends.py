@@ -68,6 +68,7 @@ class Counts:
         self.offered = 0
         #: Not sent, as the socket took no more.
         self.withheld = 0
+        self.unanswered = 0
         self.codes: Counter[int] = Counter()
         #: From the call on, so with what waits in the client and in the kernel.
         self.accepted, self.refused = Latency(), Latency()
