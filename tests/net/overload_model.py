@@ -68,6 +68,11 @@ class Model:
         self._lanes = Lanes([LaneConfig("send", wait_max_ms=WAIT_MS)], WorkClock(self.now, lambda: self._cpu_s))
         self._lane = self._lanes["send"]
 
+    @property
+    def limit(self) -> int:
+        """How many may wait."""
+        return self._lane.limit
+
     def now(self) -> float:
         costs = self.costs
         return 1.0 + self._cpu_s + int(self._cpu_s / costs.run_s) * costs.stop_s + self._idle_s
@@ -96,6 +101,20 @@ class Model:
     def restart(self) -> None:
         """Count from now on."""
         self.result = Result()
+
+    async def idle(self, seconds: float) -> None:
+        """What waits in the kernel is lost, what is left is done, and nothing comes for so long."""
+        for socket in self._sockets:
+            socket.clear()
+        while self._lane.count or self._held:
+            await asyncio.sleep(0)
+        self._idle_s += seconds
+
+    def burst(self, count: int) -> None:
+        """So many come at once, on one connection."""
+        self.result.arrived += count
+        self._sockets[0].extend([self.now()] * count)
+        self._read(0)
 
     async def offer(self, rate: float, seconds: float) -> Result:
         """So many sends a second come for so long."""
@@ -130,7 +149,7 @@ class Model:
         if not count:
             return
         read_at = self.now()
-        room = max(0, lane.limit - lane.requests) if not self._is_old else count
+        room = max(0, lane.room(read_at)) if not self._is_old else count
         for number in range(count):
             arrived = socket.popleft()
             if number < room:

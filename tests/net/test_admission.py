@@ -77,6 +77,22 @@ async def test_a_burst_that_can_be_served_in_time_is_not_refused() -> None:
     assert result.arrived == result.accepted
 
 
+async def test_nor_is_a_burst_that_comes_long_after_an_overload() -> None:
+    """M1: though no request came in between that could have shown that it is over."""
+    costs = COSTS["python, 5 % of a CPU"]
+    model = Model(costs, buffer=BUFFER)
+    await model.offer(costs.rate * 4, 1.0)
+    assert model.limit < 600
+    await model.idle(3600.0)
+    model.restart()
+
+    model.burst(600)
+    await model.idle(0.0)
+
+    # This broker cannot serve them all in time, but at their arrival it does not know that any more.
+    assert (0, 600) == (model.result.refused, model.result.accepted + model.result.late)
+
+
 async def test_a_load_that_the_broker_can_take_is_never_refused() -> None:
     """M1"""
     costs = COSTS["python"]

@@ -149,6 +149,12 @@ class Lane(Mailboxes):
         )
         self.limit = capacity if limit is None else min(limit, capacity)
 
+    def room(self, now: float) -> int:
+        """How many requests more may wait. A limit of an overload that is over since does not count any more."""
+        if self.limit < self.config.capacity and not self.count:
+            self.rest_limit(now)
+        return self.limit - self.requests
+
     def head_wait_ms(self, now: float) -> int:
         """How long the oldest job has waited."""
         oldest = self.oldest()
@@ -212,6 +218,8 @@ class Lanes:
             # Level with the one that was served last before that is charged: it is next, and not behind it.
             lane.used = max(lane.used, self._level)
             self._active.append(lane)
+            if lane.limit < lane.config.capacity:
+                lane.rest_limit(arrived)
         elif (
             len(jobs) + lane.keyed + lane.in_runs >= lane.limit or lane.queued_bytes + size > lane.config.bytes_max
         ) and not self._has_room(lane, size, key):

@@ -501,7 +501,7 @@ class Peer(Stream):
         if sends is not None:
             room = sends.limit - len(sends.jobs) - sends.keyed - sends.in_runs
             if room * SEND_BYTES_MIN < len(data) and not self._is_full:
-                data, refused = self._refuse_sends(decoder.whole(data), sends, room)
+                data, refused = self._refuse_sends(decoder.whole(data), sends, sends.room(now))
         try:
             commands = decoder.feed(data, runs.can_start if runs is not None else None)
         except RemoteProtocolError as error:
