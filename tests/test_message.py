@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import gc
 import pickle
+import pprint
 
 import pytest
 
@@ -33,3 +34,19 @@ def test_the_functions_of_dataclasses_take_a_message() -> None:
 def test_the_collector_does_not_visit_messages() -> None:
     """E6: of a thousand in a list, a quarter of the time of ``send_batch`` went to it."""
     assert not gc.is_tracked(Message("orders", b"one"))
+
+
+class Order(Message, gc=False):
+    order_id: str = "7"
+
+
+def test_a_subclass_is_copied_with_its_own_fields() -> None:
+    """E1"""
+    order = Order("orders", b"one", order_id="9")
+    assert Order("orders", b"two", order_id="9") == dataclasses.replace(order, body=b"two")
+    assert dataclasses.fields(Order)[-1].default == "7"
+
+
+def test_a_message_can_be_printed_by_pprint() -> None:
+    """E1: which asks each dataclass how it is shown."""
+    assert "orders" in pprint.pformat(Message("orders", b"x" * 200))

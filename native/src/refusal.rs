@@ -30,7 +30,7 @@ impl Form<'_> {
     }
 }
 
-/// What is left of the data, the replies, and how many were refused.
+/// What is left of the data, if any were refused; the replies, and how many were refused.
 #[derive(Default)]
 struct Split {
     left: Vec<u8>,
@@ -109,7 +109,9 @@ fn split(data: &[u8], mut room: usize, bytes_max: usize, form: &Form<'_>) -> Spl
         }
         at = end;
     }
-    split.left.extend_from_slice(&data[left_from..]);
+    if split.count > 0 {
+        split.left.extend_from_slice(&data[left_from..]);
+    }
     split
 }
 
@@ -129,7 +131,10 @@ pub fn refuse_sends<'py>(
         || None,
         || Some(split(data.as_bytes(), room, bytes_max, &form)),
     )?;
-    let left = PyBytes::new(py, &found.left);
+    let left = match found.count {
+        0 => data.clone(),
+        _ => PyBytes::new(py, &found.left),
+    };
     Some((left, PyBytes::new(py, &found.replies), found.count))
 }
 
@@ -173,7 +178,7 @@ mod tests {
         ] {
             let data = frame(text, b"x");
             let found = split(&data, 0, 1 << 20, &FORM);
-            assert_eq!((found.left, found.count), (data, 0), "{text}");
+            assert_eq!((found.left.len(), found.count), (0, 0), "{text}");
         }
     }
 
@@ -183,7 +188,12 @@ mod tests {
         for cut in 0..data.len() {
             let found = split(&data[..cut], 0, 1 << 20, &FORM);
             let whole = cut / (data.len() / 2) * (data.len() / 2);
-            assert_eq!(found.left, data[whole..cut], "{cut}");
+            let left = if found.count > 0 {
+                &found.left[..]
+            } else {
+                &data[..cut]
+            };
+            assert_eq!(left, &data[whole..cut], "{cut}");
         }
     }
 }

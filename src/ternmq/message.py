@@ -11,11 +11,14 @@ long to make, and a quarter of the time of ``send_batch`` went to the collector.
 from __future__ import annotations
 
 import enum
-from dataclasses import Field, dataclass, fields, make_dataclass
+from dataclasses import Field, dataclass, field, make_dataclass
 from datetime import datetime, timedelta
-from typing import Any, ClassVar, Final, NamedTuple
+from functools import cache
+from typing import Any, ClassVar, Final, NamedTuple, cast
 
 import msgspec
+from msgspec.structs import FieldInfo
+from msgspec.structs import fields as struct_fields
 
 
 class Property:
@@ -139,6 +142,7 @@ class Message(msgspec.Struct, gc=False):
     """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+    __dataclass_params__: ClassVar[Any]
 
     topic: str
     body: bytes
@@ -163,8 +167,31 @@ class Message(msgspec.Struct, gc=False):
         return self.keys if isinstance(self.keys, str) else " ".join(self.keys)
 
 
-# For programs that copy messages with ``dataclasses.replace``, from when this was a dataclass.
-Message.__dataclass_fields__ = {one.name: one for one in fields(make_dataclass("Message", Message.__struct_fields__))}
+class _OfDataclass:
+    """What the functions of ``dataclasses`` look for: programs copy messages with ``replace``, as ``Message`` was once
+    a dataclass. Subclasses have their own."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, _message: Message | None, owner: type[Message]) -> Any:
+        return getattr(_dataclass_like(owner), self._name)
+
+
+@cache
+def _dataclass_like(owner: type[Message]) -> type:
+    """A dataclass with the fields of a struct."""
+    return make_dataclass(owner.__name__, [(one.name, one.type, _field_like(one)) for one in struct_fields(owner)])
+
+
+def _field_like(one: FieldInfo) -> Any:
+    if one.default_factory is not msgspec.NODEFAULT:
+        return field(default_factory=one.default_factory)
+    return field() if one.default is msgspec.NODEFAULT else field(default=one.default)
+
+
+Message.__dataclass_fields__ = cast("dict[str, Field[Any]]", _OfDataclass("__dataclass_fields__"))
+Message.__dataclass_params__ = _OfDataclass("__dataclass_params__")
 
 
 @dataclass(slots=True)

@@ -49,15 +49,21 @@ class Result:
     lane_wait_max_s: float = 0.0
     #: From the arrival in the kernel's buffer on.
     waits: list[float] = field(default_factory=list)
+    #: Of connections, until they are read again.
+    held_max_s: float = 0.0
 
     def quantile_s(self, part: float) -> float:
         return sorted(self.waits)[int(part * (len(self.waits) - 1))]
 
 
 class Model:
-    """``buffer`` requests of each connection can wait in the kernel; what comes then is held back by the client."""
+    """``buffer`` requests of each connection can wait in the kernel; what comes then is held back by the client. One in
+    ``keyed_every`` requests has a group."""
 
-    def __init__(self, costs: Costs, *, buffer: int = 2_000, chunk: int = 600, old: bool = False) -> None:
+    def __init__(
+        self, costs: Costs, *, buffer: int = 2_000, chunk: int = 600, old: bool = False, keyed_every: int = 0
+    ) -> None:
+        self._keyed_every = keyed_every
         self.costs = costs
         self.result = Result()
         self._buffer, self._chunk, self._is_old = buffer, chunk, old
@@ -154,12 +160,18 @@ class Model:
             arrived = socket.popleft()
             if number < room:
                 self._cpu_s += costs.read_s
-                lanes.submit(lane, self, (arrived, read_at), read_at)
+                has_key = self._keyed_every and not number % self._keyed_every
+                lanes.submit(lane, self, (arrived, read_at), read_at, key="group" if has_key else None)
             else:
                 self._cpu_s += costs.refuse_s
                 lane.refused_full += 1
                 result.refused += 1
         if count > room and not self._is_old:
             self._held.add(connection)
-            lanes.read_later(lambda: self._held.remove(connection))
+
+            def read_on() -> None:
+                self._held.remove(connection)
+                result.held_max_s = max(result.held_max_s, self.now() - read_at)
+
+            lanes.read_later(read_on)
         lanes.run()

@@ -119,6 +119,20 @@ async def test_callers_at_the_same_time_share_a_request() -> None:
         assert 1 == listing.requests
 
 
+async def test_an_answer_that_ends_too_early_is_not_used() -> None:
+    """A6: half of an address may be another one."""
+
+    async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 31\r\n\r\n10.0.0.1:9876;10.0.0.2:98")
+        writer.close()
+
+    async with await asyncio.start_server(cut, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        with pytest.raises(NameServersUnreachable, match="ends 6 bytes too early"):
+            await AddressServer(url, lambda _: None).known()
+
+
 @pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\nX-Long: ", b"HTTP/1.1 200 OK\r\nContent-Length: 60000\r\n\r\n"])
 @pytest.mark.parametrize("scheme", ["http", "https"])
 async def test_an_answer_that_never_ends_is_not_waited_for(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from ternmq.net.admission import OWED_S_MAX, SERVING_S_MAX, SHARE, WAITING_MIN, Admission, Debt
-from ternmq.net.lanes import Lanes
+from ternmq.net.admission import OWED_S_MAX, SERVING_S_MAX, SHARE, WAITING_MIN, AdmissionRule, Debt
+from ternmq.net.lanes import UNREAD_S_MAX, LaneConfig, Lanes
+from ternmq.wire.header import Request
 from tests.net.overload_model import CONNECTIONS, WAIT_MS, Costs, Model
 
 WAIT_S = WAIT_MS / 1000
@@ -52,7 +55,7 @@ async def test_with_the_rule_before_nearly_all_is_refused_late(monkeypatch: pyte
     """M1: the model shows what was wrong. A lane took requests up to its capacity, each turn read all that there was,
     and a refusal cost as much as decoding and answering a request does."""
     monkeypatch.setattr(Lanes, "_has_limits", lambda _self: False)
-    monkeypatch.setattr(Admission, "look", lambda *_args, **_named: None)
+    monkeypatch.setattr(AdmissionRule, "look", lambda *_args, **_named: None)
     costs = Costs(read_s=5e-6, refuse_late_s=10e-6, run_s=0.001, stop_s=0.019)
     model = Model(costs, buffer=BUFFER, old=True)
 
@@ -93,6 +96,55 @@ async def test_nor_is_a_burst_that_comes_long_after_an_overload() -> None:
     assert (0, 600) == (model.result.refused, model.result.accepted + model.result.late)
 
 
+async def test_a_few_requests_of_groups_do_not_turn_the_rule_off() -> None:
+    """M1: messages that consumers send back come among sends."""
+    costs = COSTS["python, 5 % of a CPU"]
+    model = Model(costs, buffer=BUFFER, keyed_every=100)
+    await model.offer(costs.rate * 4, 0.5)
+    model.restart()
+
+    result = await model.offer(costs.rate * 4, SECONDS)
+
+    assert result.accepted > 0.75 * costs.rate * SECONDS
+
+
+async def test_a_connection_that_brings_too_much_is_read_again_however_busy_the_loop_is() -> None:
+    """M1: there may be heartbeats and answers behind what it brought."""
+    costs = Costs(turn_s=0.0008)
+    model = Model(costs, buffer=BUFFER)
+
+    result = await model.offer(costs.rate * 4, SECONDS)
+
+    assert 0 < result.held_max_s < UNREAD_S_MAX + CONNECTIONS * (SERVING_S_MAX + 2 * costs.turn_s) + 0.01
+
+
+async def test_requests_that_come_back_are_served_once() -> None:
+    """M1: a run that a turn has no time for is taken twice, which is no higher rate."""
+    lanes = Lanes([LaneConfig("send", wait_max_ms=WAIT_MS)])
+    lane, served = lanes["send"], []
+
+    class GivesBack:
+        def run(self, request: Request[None]) -> None:
+            if request.opaque:
+                lanes.give_back(lane, self, [Request(310, 0), Request(310, 0)])
+            else:
+                served.append(request)
+
+        def refuse(self, _request: Request[None], _reason: str) -> None:
+            raise AssertionError
+
+        def flush(self) -> None:
+            """Nothing is written."""
+
+    lanes.submit(lane, GivesBack(), Request(310, 1), asyncio.get_running_loop().time())
+    lanes.run()
+    while lane.count:
+        await asyncio.sleep(0)
+
+    assert (2, 2) == (len(served), lane.given_back)
+    assert 1 == sum(lane.waits.counts) - lane.given_back
+
+
 async def test_a_load_that_the_broker_can_take_is_never_refused() -> None:
     """M1"""
     costs = COSTS["python"]
@@ -104,7 +156,7 @@ async def test_a_load_that_the_broker_can_take_is_never_refused() -> None:
 
 def test_as_many_may_wait_as_are_served_in_half_of_the_time() -> None:
     """M1: Little's law."""
-    admission = Admission()
+    admission = AdmissionRule()
     assert admission.look(1.0, done=0, wait_max_s=0.2) is None
     assert admission.look(1.01, done=100, wait_max_s=0.2) is None, "not measured for long enough"
 
@@ -114,7 +166,7 @@ def test_as_many_may_wait_as_are_served_in_half_of_the_time() -> None:
 
 def test_a_lane_that_runs_out_of_work_while_it_refuses_takes_twice_as_many() -> None:
     """M1: a low limit must not cause the low rate that it follows from."""
-    admission = Admission()
+    admission = AdmissionRule()
 
     assert 200 == admission.rest(1.0, 100, refused=5, late=0, wait_max_s=0.2)
     assert 200 == admission.rest(1.1, 200, refused=5, late=0, wait_max_s=0.2), "nothing was refused since"

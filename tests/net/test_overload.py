@@ -19,13 +19,14 @@ from ternmq.net.dial import connect
 from ternmq.net.endpoint import bind
 from ternmq.net.gate import ANY_CALLER
 from ternmq.net.lanes import LaneConfig, Lanes
-from ternmq.net.limits import Limits
+from ternmq.net.limits import Limits, Usage
 from ternmq.net.peer import Handler, Peer, Route
 from ternmq.net.server import Server
 from ternmq.tasks import Tasks
-from ternmq.wire.codes import ResponseCode
+from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.frame import FRAME_BYTES_MAX, encode_request
 from ternmq.wire.header import Reply, Request
+from ternmq.wire.requests import SendMessageV2
 
 MIB = 1024 * 1024
 LANES = [LaneConfig("work")]
@@ -383,3 +384,27 @@ async def test_requests_that_wait_for_others_are_bounded_by_bytes() -> None:
         servant.gate.set()
         assert [ResponseCode.SUCCESS] * 2 == [(await call).code for call in calls[:2]]
         assert 0 == server.usage.pending_bytes
+
+
+async def test_a_frame_that_is_not_read_has_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """M1, B5: of a connection that brought more sends than the lane takes, and is not read for a while."""
+    told: list[str] = []
+    for name in ("paused", "resumed"):
+        original = getattr(Usage, name)
+
+        def tell(usage: Usage, peer: Peer, name: str = name, original: Any = original) -> None:
+            told.append(name)
+            original(usage, peer)
+
+        monkeypatch.setattr(Usage, name, tell)
+    routes: dict[int, Route] = {RequestCode.SEND_MESSAGE_V2: Route(Servant().take, "work", ANY_CALLER)}
+    header = SendMessageV2(topic="orders", queue_id=0, producer_group="g", properties="")
+    sends = [b"".join(encode_request(RequestCode.SEND_MESSAGE_V2, header, b"x", opaque=number)) for number in range(9)]
+    async with Server.running(routes, [LaneConfig("work", capacity=2)]) as server:
+        client = raw(await server.serve(bind("127.0.0.1", 0)))
+        with client:
+            client.send(b"".join(sends)[:-1])
+            await until(lambda: ["paused", "resumed"] == told)
+            assert 1 == len(server.usage._incomplete)
+            client.send(sends[-1][-1:])
+            await until(lambda: not server.usage.incomplete_bytes)

@@ -97,6 +97,37 @@ async def test_rows_behind_one_that_is_being_sent_stay_due(database: EngineDatab
     assert [b"a1", b"a2", b"a3", b"a4"] == contents(await take(database, "r3", rows_max=4, now_ms=1_000))
 
 
+async def test_a_relay_that_takes_single_rows_looks_behind_those_that_are_held(database: EngineDatabase) -> None:
+    """J3: however few rows a take may have."""
+    await save(database, *some("a", 0, 1), *some("b", 1))
+    await fail_first(database, InvalidMessage("no"), now_ms=0)
+
+    assert [b"b1"] == contents(await take(database, "r1", rows_max=1, now_ms=1_000))
+
+
+async def test_a_key_with_more_rows_than_a_take_looks_at_holds_up_no_others(database: EngineDatabase) -> None:
+    """J3: while its first row is being sent by another relay, or one that was killed."""
+    await save(database, *some("a", *range(100)), *some("b", 1))
+    await take(database, "r1", rows_max=1, now_ms=1_000)
+
+    assert [b"b1"] == contents(await take(database, "r2", rows_max=4, now_ms=1_000))
+
+
+async def test_rows_that_a_killed_relay_had_taken_are_recalled_too(database: EngineDatabase) -> None:
+    """J3: their leases are over when they are postponed."""
+    await save(database, *some("a", *range(6)))
+    taken = await take(database, "killed", now_ms=0)
+    later_ms = 10_000_000
+    [first] = await take(database, "r0", rows_max=1, now_ms=later_ms)
+    verdict = judge(first, InvalidMessage("no"), now_ms=later_ms, config=OutboxConfig())
+    await database.run(lambda execute: database.table.fail(execute, [verdict], owner="r0"))
+    assert [] == await take(database, "r1", rows_max=4, now_ms=later_ms)
+
+    await database.run(lambda execute: database.table.retry(execute, None))
+
+    assert contents(taken) == contents(await take(database, "r2", now_ms=later_ms))
+
+
 def steps_behind_a_dead_row(count: int) -> tuple[int, int]:
     """What SQLite does for one take with so many rows behind a dead one, at first and in the end, in units of 100 of
     its instructions."""

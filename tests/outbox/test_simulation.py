@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 
 from ternmq.outbox.entry import NewRow, Row
-from ternmq.outbox.table import Execute, OutboxTable, Taken
+from ternmq.outbox.table import Execute, OutboxTable, TakenRows
 from ternmq.testing.checkers import Broken
 from tests.outbox.simulation import OutboxSimulation
 from tests.testing.portions import portions
@@ -41,7 +41,7 @@ def test_a_relay_that_deletes_first_is_caught() -> None:
     """J3: what was committed would be lost."""
     take = OutboxTable.take
 
-    def hasty(self: OutboxTable, execute: Execute, *, owner: str, **rest: int) -> Taken:
+    def hasty(self: OutboxTable, execute: Execute, *, owner: str, **rest: int) -> TakenRows:
         taken = take(self, execute, owner=owner, **rest)
         if taken.rows:
             self.delete(execute, [row.id for row in taken.rows], owner=owner)

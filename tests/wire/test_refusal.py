@@ -12,10 +12,10 @@ from ternmq.kernels import HAS_NATIVE
 from ternmq.wire.codes import BINARY, RequestCode, ResponseCode
 from ternmq.wire.frame import FrameDecoder, encode_request
 from ternmq.wire.header import Response
-from ternmq.wire.refusal import SEND_BYTES_MIN, Refusal
+from ternmq.wire.refusal import SEND_BYTES_MIN, SendRefusal
 from ternmq.wire.requests import SendMessage, SendMessageV2
 
-REFUSAL = Refusal("[OVERLOAD]system busy, start flow control for a while")
+REFUSAL = SendRefusal("[OVERLOAD]system busy, start flow control for a while")
 BYTES_MAX = 1 << 20
 
 

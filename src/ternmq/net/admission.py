@@ -2,8 +2,8 @@
 
 A lane with a limit of waiting time must not fill up to its capacity. If more comes than can be served, all that wait
 are late when their turn comes: the broker reads, queues and refuses requests, and serves none. Little's law says how
-many may wait: as many as are served in the time that they may wait. ``Admission`` measures how many are served while
-requests wait all the time, and a request that finds so many before it is refused at its arrival, for little
+many may wait: as many as are served in the time that they may wait. ``AdmissionRule`` measures how many are served
+while requests wait all the time, and a request that finds so many before it is refused at its arrival, for little
 (``wire.refusal``). Half of the waiting time is aimed at: the rate varies, and what becomes late was read in vain. A
 lane that becomes empty though requests were refused at arrival, and none because it was late, has taken too few. It
 takes twice as many next time: otherwise a low limit would cause the low rate that it follows from.
@@ -37,7 +37,7 @@ SERVING_S_MAX: Final = 0.002
 OWED_S_MAX: Final = 0.1
 
 
-class Admission:
+class AdmissionRule:
     """Of one lane: how many requests may wait on it. All methods are plain calls."""
 
     __slots__ = ("_done", "_late", "_rate", "_refused", "_refused_at", "_since")

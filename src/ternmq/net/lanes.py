@@ -39,7 +39,7 @@ from typing import Any, Final, Protocol
 
 from ternmq.env import WorkClock, work_clock
 from ternmq.kernels import HAS_NATIVE, native
-from ternmq.net.admission import Admission, Debt
+from ternmq.net.admission import AdmissionRule, Debt
 from ternmq.net.latency import FIRST_S, Latency
 from ternmq.net.mailboxes import Mailbox, Mailboxes
 from ternmq.wire.header import Request
@@ -56,6 +56,9 @@ SLOW_REQUESTS: Final = 4
 TURN_S: Final = 0.00025
 #: So much longer a turn takes at most for those that go ahead.
 AHEAD_S: Final = 0.0005
+#: A connection is not read for longer than this, and its turn among others of its kind. Heartbeats and answers may be
+#: behind what it brought.
+UNREAD_S_MAX: Final = 0.1
 #: The remark of a reply to a request that finds its lane full.
 FULL: Final = "[OVERLOAD]system busy, start flow control for a while"
 
@@ -94,6 +97,7 @@ class Lane(Mailboxes):
     __slots__ = (
         "admission",
         "config",
+        "given_back",
         "in_runs",
         "limit",
         "queued_bytes",
@@ -108,9 +112,11 @@ class Lane(Mailboxes):
         self.config = config
         #: Requests that may wait now.
         self.limit = config.capacity
-        self.admission = Admission()
+        self.admission = AdmissionRule()
         #: Requests that wait in runs, but for one of each: a run is one job.
         self.in_runs = 0
+        #: Requests that were taken and came back: they are taken twice.
+        self.given_back = 0
         self.queued_bytes = 0
         #: Seconds of work done, in a currency that all lanes share: a lane that comes back from idleness starts level
         #: with the others instead of spending what it saved.
@@ -133,10 +139,10 @@ class Lane(Mailboxes):
 
     def set_limit(self, now: float) -> None:
         """Requests wait: let no more wait than are served in time. Groups have their turn by the time used, so how long
-        one waits does not follow from how many do."""
+        one waits does not follow from how many do; a few with a group among others make no difference."""
         config = self.config
-        if config.wait_max_ms and not self.has_keys:
-            done = sum(self.waits.counts) - self.refused_late
+        if config.wait_max_ms and self.keyed <= len(self.jobs) + self.in_runs:
+            done = sum(self.waits.counts) - self.refused_late - self.given_back
             limit = self.admission.look(now, done=done, wait_max_s=config.wait_max_ms / 1000)
             if limit is not None:
                 self.limit = min(limit, config.capacity)
@@ -190,7 +196,7 @@ class Lanes:
         #: What the loop must serve before it reads again, and until which CPU time, while a lane is limited.
         self._debt = Debt()
         #: What reads the connections on that brought more than their lane takes, in the order of their reads.
-        self._unread: deque[Callable[[], None]] = deque()
+        self._unread: deque[tuple[float, Callable[[], None]]] = deque()
         self._serve_until = 0.0
         #: Jobs that the last call of ``_run_jobs`` took out of their mailbox, and their bytes.
         self._done = 0
@@ -241,6 +247,7 @@ class Lanes:
     def give_back(self, lane: Lane, worker: Worker, requests: Sequence[Request[Any]]) -> None:
         """Make jobs of what is left of the one that is being carried out, before all others without a key."""
         now = self._time()
+        lane.given_back += len(requests)
         for request in reversed(requests):
             lane.queued_bytes += request.frame_bytes
             lane.jobs.appendleft((worker, request, now, request.frame_bytes))
@@ -306,16 +313,18 @@ class Lanes:
         self._read_on()
 
     def read_later(self, read_on: Callable[[], None]) -> None:
-        """A connection brought more than its lane takes: call this when the loop has served long enough to read it."""
-        self._unread.append(read_on)
+        """A connection brought more than its lane takes: call this when the loop has served long enough to read it, or
+        when it has waited for ``UNREAD_S_MAX`` and has its turn."""
+        self._unread.append((self._time(), read_on))
         if not self._is_piled and len(self._unread) == 1:
             self._loop.call_soon(self._read_on)
 
     def _read_on(self) -> None:
         """Read one connection more if the loop has served long enough for it, or if there is nothing to serve."""
         unread = self._unread
-        if unread and (not self._active or self._debt.is_paid):
-            unread.popleft()()
+        if unread and (not self._active or self._debt.is_paid or self._time() - unread[0][0] > UNREAD_S_MAX):
+            _, read_on = unread.popleft()
+            read_on()
         if unread and not self._is_piled:
             self._loop.call_soon(self._read_on)
 

@@ -46,7 +46,7 @@ from ternmq.wire.auth import Credentials
 from ternmq.wire.codes import FLAG_ONEWAY, JSON, RequestCode, ResponseCode
 from ternmq.wire.frame import RUN_CODES, FrameDecoder, encode_reply, encode_request, frame, request_in
 from ternmq.wire.header import Fields, Header, Reply, Request, Response
-from ternmq.wire.refusal import SEND_BYTES_MIN, Refusal
+from ternmq.wire.refusal import SEND_BYTES_MIN, SendRefusal
 
 if TYPE_CHECKING:
     from ternmq._native import Sends
@@ -62,7 +62,7 @@ SMALL_REPLY_BYTES: Final = 4 * 1024
 #: An error that quotes what it was given may be as long as that.
 REMARK_CHARS_MAX: Final = 4 * 1024
 _OPAQUE_MASK: Final = 0x7FFFFFFF
-_REFUSAL: Final = Refusal(FULL)
+_REFUSAL: Final = SendRefusal(FULL)
 
 Handler = Callable[["Peer", Request[Any]], "Reply | bytes | Awaitable[Reply | None] | None"]
 
@@ -253,6 +253,8 @@ class Peer(Stream):
             if self._is_paused:
                 # What we read next may be the answer.
                 self._resume_reading()
+            if self._is_held:
+                self._read_on()
             if self._is_alone and not out and len(calls) == 1:
                 # So was the one before: this caller makes one call after the other. Waiting for others that could share
                 # the write would cost a turn of the loop, and bring none.
@@ -511,6 +513,8 @@ class Peer(Stream):
         if decoder.kept_bytes or self._is_cut:
             self._is_cut = decoder.kept_bytes > 0
             self._usage.keeps(self, decoder.kept_bytes, is_new=bool(commands or refused))
+            if self._is_held:
+                self._usage.paused(self)
         lanes, routes = self._lanes, self._routes
         by_name = lanes.by_name
         arrived = self.latencies.time() if self.latencies is not None else 0.0
@@ -529,7 +533,8 @@ class Peer(Stream):
                     read = ReadRuns(runs, arrived)
                 self._submit_run(read, command, now)
                 continue
-            command.arrived = arrived
+            # A header may have members of these names.
+            command.arrived, command.is_held = arrived, False
             route = routes.get(command.code)
             if route is None:
                 remark = f" request type {command.code} not supported"
@@ -569,6 +574,7 @@ class Peer(Stream):
         self._is_held = False
         if not self._is_paused and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
+            self._usage.resumed(self)
 
     def _submit_run(self, read: ReadRuns, sends: Sends, now: float) -> None:
         """Queue a run as one job if its lane has room for all its requests, else each of them."""

@@ -29,7 +29,7 @@ from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.frame import RUN_CODES, RUN_MISSES_MAX, request_in
 from ternmq.wire.header import Request
 from ternmq.wire.record import HOST_V4_BYTES
-from ternmq.wire.refusal import Refusal
+from ternmq.wire.refusal import SendRefusal
 
 if TYPE_CHECKING:
     from ternmq._native import Sends
@@ -160,7 +160,7 @@ class RunWorker:
         peer = self._peer
         if not peer.is_full:
             frames = sends.data[sends.frame(0)[0] : sends.end]
-            _, replies, count = Refusal(reason).split(frames, 0, len(frames))
+            _, replies, count = SendRefusal(reason).split(frames, 0, len(frames))
             if count == sends.count:
                 peer.reply_all(replies)
                 return

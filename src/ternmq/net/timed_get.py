@@ -45,6 +45,8 @@ def get(url: str, *, timeout_ms: int, bytes_max: int, clock: Clock | None = None
             while len(body) <= bytes_max:
                 part = response.read1(bytes_max + 1 - len(body))
                 if not part:
+                    if response.length:
+                        raise NetworkError(f"the answer ends {response.length} bytes too early", address=url)
                     return body
                 body += part
     except urllib.error.HTTPError as error:

@@ -109,6 +109,11 @@ class Row:
                 f"row {self.id} of the outbox has {self.unread_bytes} bytes, and relays read {ROW_BYTES_MAX} at most; "
                 "discard it, and send its content in parts"
             )
+        if self.order_key is not None and len(self.order_key) > ORDER_KEY_LENGTH:
+            raise InvalidMessage(
+                f"row {self.id} of the outbox has an order_key of more than {ORDER_KEY_LENGTH} characters; "
+                "make it shorter"
+            )
         if self.message_id is not None and len(self.message_id) > MESSAGE_ID_LENGTH:
             raise InvalidMessage(
                 f"row {self.id} of the outbox has a message_id of more than {MESSAGE_ID_LENGTH} characters; "

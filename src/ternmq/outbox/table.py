@@ -45,6 +45,8 @@ CONFLICTS_MAX: Final = 10
 
 #: A take looks at so many times the rows that it may take.
 _LOOK_FURTHER: Final = 20
+#: Keys that a statement leaves out. Some databases take a thousand values.
+_WITHOUT_MAX: Final = 900
 
 Values = Mapping[str, object]
 
@@ -86,7 +88,7 @@ class DeadRow:
     created_ms: int
 
 
-class Taken(NamedTuple):
+class TakenRows(NamedTuple):
     """What a relay has leased, and how many rows it has moved out of its way."""
 
     rows: list[Row]
@@ -106,8 +108,8 @@ class OutboxTable:
         self.name = check_name(name)
         self.dialect = dialect
         self.skip_locked = skip_locked
-        # SQLite takes texts of any length, whatever the type of the column. A key that is too long is read as none, but
-        # compared by statements: its rows are taken one by one.
+        # SQLite takes texts of any length, whatever the type of the column. A key that is too long counts as none
+        # here, but statements compare it: its rows are taken one by one, and are dead then.
         self._key = "order_key"
         if dialect is Dialect.SQLITE:
             self._key = f"CASE WHEN {self._size('order_key')} <= {4 * ORDER_KEY_LENGTH} THEN order_key END"
@@ -192,7 +194,7 @@ class OutboxTable:
         rows_max: int,
         bytes_max: int,
         hold_ms: int = 0,
-    ) -> Taken:
+    ) -> TakenRows:
         """Lease the rows that are due to ``owner``, a text that was never used before.
 
         If most of the oldest rows that are due are behind others of their key, they are postponed: by ``hold_ms`` if
@@ -200,7 +202,7 @@ class OutboxTable:
         """
         ids, postponed = self._chosen(execute, now_ms=now_ms, rows_max=rows_max, bytes_max=bytes_max, hold_ms=hold_ms)
         if not ids:
-            return Taken([], postponed)
+            return TakenRows([], postponed)
         # «+ 0»: else SQLite takes the index of what is due, and reads all of it.
         values: dict[str, object] = {"owner": owner, "until_ms": now_ms + lease_ms, "now_ms": now_ms}
         changed = execute(
@@ -209,17 +211,18 @@ class OutboxTable:
             values,
         ).changed
         if not changed:
-            return Taken([], postponed)
+            return TakenRows([], postponed)
         size = f"{self._size('body')} + {self._size('message')}"
         found = execute(
             f"SELECT id, {self._short('message_id', MESSAGE_ID_LENGTH)}, {self._short('topic', TOPIC_LENGTH)}, "
             f"CASE WHEN {size} <= {ROW_BYTES_MAX} THEN body END, "
-            f"CASE WHEN {size} <= {ROW_BYTES_MAX} THEN message END, {self._key}, attempts, refusals, {size} "
+            f"CASE WHEN {size} <= {ROW_BYTES_MAX} THEN message END, {self._short('order_key', ORDER_KEY_LENGTH)}, "
+            f"attempts, refusals, {size} "
             f"FROM {self.name} WHERE id IN ({_numbers(ids)}) AND owner = :owner ORDER BY id",
             {"owner": owner},
         ).rows
         rows = [_row(fields) for fields in found]
-        return Taken(rows if changed == len(ids) else self._whole(execute, rows, ids, owner=owner), postponed)
+        return TakenRows(rows if changed == len(ids) else self._whole(execute, rows, ids, owner=owner), postponed)
 
     def _size(self, column: str) -> str:
         """The bytes of a column."""
@@ -253,11 +256,15 @@ class OutboxTable:
         oldest = self._oldest(execute, now_ms=now_ms, rows_max=rows_max)
         sizes = self._free(execute, oldest, now_ms=now_ms, rows_max=rows_max)
         postponed = 0
-        if len(oldest) == rows_max and len(sizes) < rows_max // 2:
+        if len(oldest) == rows_max and len(sizes) < max(rows_max // 2, 1):
             # Most of them are held by others, or another relay takes them now.
             postponed = self._postpone(execute, oldest.keys() - sizes, oldest, now_ms=now_ms, hold_ms=hold_ms)
             further = self._oldest(execute, now_ms=now_ms, rows_max=rows_max * _LOOK_FURTHER)
             sizes |= self._free(execute, further, now_ms=now_ms, rows_max=rows_max)
+            if not sizes and not postponed:
+                # All of them are behind rows that are being sent, of keys that have more rows than are looked at.
+                others = self._oldest(execute, now_ms=now_ms, rows_max=rows_max, without=set(further.values()))
+                sizes = self._free(execute, others, now_ms=now_ms, rows_max=rows_max)
         chosen: list[int] = []
         total = 0
         # By id, as the rows behind a first one come after it: what is cut off leaves a beginning of each key.
@@ -268,11 +275,16 @@ class OutboxTable:
             chosen.append(row_id)
         return chosen, postponed
 
-    def _oldest(self, execute: Execute, *, now_ms: int, rows_max: int) -> dict[int, object]:
-        """Ids and keys of the oldest rows that are due."""
+    def _oldest(
+        self, execute: Execute, *, now_ms: int, rows_max: int, without: Collection[object] = ()
+    ) -> dict[int, object]:
+        """Ids and keys of the oldest rows that are due, ``without`` those of some keys if these are not many."""
+        keys = {f"key{number}": key for number, key in enumerate(set(without) - {None}) if number < _WITHOUT_MAX}
+        others = f"AND (order_key IS NULL OR order_key NOT IN (:{', :'.join(keys)})) " if keys else ""
         found = execute(
-            f"SELECT id, {self._key} FROM {self.name} WHERE state = {WAITING} AND due_ms <= {int(now_ms)} "
-            f"ORDER BY due_ms, id LIMIT {int(rows_max)}"
+            f"SELECT id, {self._key} FROM {self.name} WHERE state = {WAITING} AND due_ms <= {int(now_ms)} {others}"
+            f"ORDER BY due_ms, id LIMIT {int(rows_max)}",
+            keys,
         ).rows
         return {_number(row_id): key for row_id, key in found}
 
@@ -304,7 +316,8 @@ class OutboxTable:
             if group:
                 due_ms = min(until_ms[held[row_id]] for row_id in group)
                 postponed += execute(
-                    f"UPDATE {self._by_id} SET due_ms = {due_ms} "
+                    # Their leases, if they had any, are over.
+                    f"UPDATE {self._by_id} SET due_ms = {due_ms}, owner = NULL "
                     f"WHERE id IN ({_numbers(group)}) AND state + 0 = {WAITING} AND due_ms + 0 <= {int(now_ms)}"
                 ).changed
         return postponed

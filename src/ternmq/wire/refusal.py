@@ -1,13 +1,15 @@
 """Refusing sends of a read at once, without decoding them (B1, M1).
 
 A broker that gets more than it can take must refuse for much less than it serves, or it serves nothing. Of a request
-that is refused only its opaque is needed, and whether it wants an answer. ``Refusal.split`` finds both in the bytes of
-the header, and returns the replies of all that are refused as one piece.
+that is refused only its opaque is needed, and whether it wants an answer. ``SendRefusal.split`` finds both in the bytes
+of the header, and returns the replies of all that are refused as one piece.
 
-It takes sends with a JSON header whose code comes first, as all clients write it, in which the opaque and the flag
-stand once as plain numbers. A quote within a JSON text is escaped, so what looks like a member is one; where a field of
-the request has the same name, there are two, and the request is left to the usual way. So is everything else. A request
-that is refused was not checked any further: neither its signature nor the rest of its header.
+It takes sends with a JSON header whose code comes first, as all clients write it, in which the opaque, and one of the
+two usual flags, stand once as plain numbers. (A header that has a member twice may be read in another way than by the
+decoder; that misleads its own sender only.) A quote within a JSON text is escaped, so what looks like a member is one;
+where a field of the request has the same name, there are two, and the request is left to the usual way. So is
+everything else. A request that is refused was not checked any further: neither its signature nor the rest of its
+header.
 
 This is the same for both: a compiled kernel, and Python where there is none.
 """
@@ -37,7 +39,7 @@ _PREFIX: Final = struct.Struct(">II")
 _PLACE: Final = 2_000_000_011
 
 
-class Refusal:
+class SendRefusal:
     """The reply SYSTEM_BUSY with one remark."""
 
     __slots__ = ("_before", "_behind", "_heads")
