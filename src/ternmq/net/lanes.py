@@ -22,8 +22,8 @@ The same holds within a lane: requests may have a key, their group, and the key 
 A lane is bounded, by number and by bytes. A request that finds it full is refused with SYSTEM_BUSY, unless another
 group has more requests waiting: then the newest of those is refused instead. A request that waited longer than the lane
 allows is refused as well (RocketMQ's ``BrokerFastFailure``): its sender has given up or will soon, and working on it
-would only delay the others. So that this is rare, a lane without groups that is not empty takes no more requests than
-it can serve in time, and the loop does not read more than it serves (``net.admission``).
+would only delay the others. So that this is rare, a lane in which most requests have no group takes no more of them,
+while some wait, than it can serve in time; and the loop does not read more than it serves (``net.admission``).
 
 No request can stop others: an error of a worker is logged here, and the next request has its turn.
 """
