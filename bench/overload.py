@@ -2,8 +2,8 @@
 
 ::
 
-    script/soak overload                         # TernMQ, 30 minutes
-    script/soak overload --minutes 2 --rocketmq  # and RocketMQ 4.9.4 for as long (needs Java)
+    script/soak overload                                        # TernMQ, 30 minutes
+    script/soak overload --minutes 2 --systems ternmq rocketmq  # and RocketMQ 4.9.4 for as long (needs Java)
 
 The broker has a part of one CPU (``bench.cpu_limit``), as in a container with a limit, so that senders on the same
 machine can make four times the load; and the sender costs little (``bench.raw_sends``). First the broker runs without a
@@ -68,6 +68,10 @@ ACCEPTED_MS_MAX: Final = 1_000
 #: Of what the broker can take, with as much CPU time.
 ACCEPTED_PART_MIN: Final = 0.8
 GROWTH_MB_MAX: Final = 512
+STARTS: Final[dict[str, Callable[[Path], AbstractContextManager[System]]]] = {
+    "ternmq": systems.start_ternmq,
+    "rocketmq": systems.start_rocketmq,
+}
 
 
 @dataclass(slots=True, frozen=True)
@@ -285,17 +289,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=30.0, help="how long, for each system")
     parser.add_argument("--share", type=float, default=SHARE, help="the part of one CPU that the broker has")
-    parser.add_argument("--rocketmq", action="store_true", help="RocketMQ 4.9.4, too (needs Java)")
+    parser.add_argument(
+        "--systems", nargs="+", choices=STARTS, default=["ternmq"], help="rocketmq is RocketMQ 4.9.4 (needs Java)"
+    )
     options = parser.parse_args()
     found: list[str] = []
-    starts: list[Callable[[Path], AbstractContextManager[System]]] = [systems.start_ternmq]
-    if options.rocketmq:
-        starts.append(systems.start_rocketmq)
-    for start in starts:
+    for name in options.systems:
+        start = STARTS[name]
         with tempfile.TemporaryDirectory(prefix="overload-") as directory, start(Path(directory)) as system:
             problems = uvloop.run(measure(system, options.minutes, options.share))
             # Only TernMQ is under test; the other one is beside it.
-            found += problems if start is systems.start_ternmq else []
+            found += problems if name == "ternmq" else []
     for problem in found:
         print(f"FAILED: {problem}", file=sys.stderr)
     sys.exit(1 if found else 0)
