@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,18 @@ def tern(*arguments: str, stdin: bytes = b"", **environment: str) -> subprocess.
 class Serving:
     """A ``tern`` process that stays, after its ready line. Its log goes to a file, since it is not read meanwhile."""
 
-    def __init__(self, *arguments: str, log: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *arguments: str,
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        within: Sequence[str] = (),
+    ) -> None:
+        """``within``: what the command line begins with, for a program that becomes ``tern`` itself."""
         self._log = log
         with log.open("wb") as stderr:
             self.process = subprocess.Popen(
-                [TERN, *arguments, "--json"],
+                [*within, TERN, *arguments, "--json"],
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 env=ENVIRONMENT | PATIENT | dict(environment or {}),

@@ -28,6 +28,7 @@ from ternmq.message import Message, SendStatus
 from ternmq.tasks import Tasks
 from ternmq.wire.layouts.raft_entry import BLANK_MARK, unpack_entry_header
 from tests.cli.conftest import Serving
+from tests.hosts import Hosts
 from tests.interop.java import Java, Peer
 
 LONG_S: Final = 90.0
@@ -39,16 +40,25 @@ class Processes:
     """A name server and three members. ``signal`` a member by its id."""
 
     def __init__(
-        self, directory: Path, ports: list[int], *settings: str, homes: Mapping[str, Path] | None = None
+        self,
+        directory: Path,
+        ports: list[int],
+        *settings: str,
+        homes: Mapping[str, Path] | None = None,
+        hosts: Hosts | None = None,
     ) -> None:
-        """``homes`` are directories of members that are elsewhere, such as on a disk of their own."""
+        """``homes`` are directories of members that are elsewhere, such as on a disk of their own. With ``hosts``, each
+        member runs on the host of its name, and the name server on the host ``names``."""
         self.directory = directory
+        self._hosts = hosts
         self._homes = {f"n{number}": directory / f"n{number}" for number in range(3)} | dict(homes or {})
         directory.mkdir(exist_ok=True)
         self._settings = settings
         self._ports = ports
         self._logs = 0
-        self.name_server = self._serve("namesrv", "-p", "0", "--set", f"kvConfigPath={directory / 'kv.json'}")
+        address = self._address("names")
+        settings_of_names = ("--set", f"kvConfigPath={directory / 'kv.json'}", "--set", f"bindAddress={address}")
+        self.name_server = self._serve("names", "namesrv", "-p", "0", *settings_of_names)
         self.members = {f"n{number}": self._start(number) for number in range(3)}
 
     @property
@@ -85,16 +95,18 @@ class Processes:
         return {int(number) for file in self.data(member) for number in _BODY.findall(file)}
 
     def _start(self, number: int) -> Serving:
-        peers = ";".join(f"n{other}-127.0.0.1:{port}" for other, port in enumerate(self._ports))
+        member = f"n{number}"
+        places = ((f"n{other}", port) for other, port in enumerate(self._ports))
+        peers = ";".join(f"{other}-{self._address(other)}:{port}" for other, port in places)
         settings = [
             "brokerName=broker-a",
-            "brokerIP1=127.0.0.1",
-            "bindAddress=127.0.0.1",
+            f"brokerIP1={self._address(member)}",
+            f"bindAddress={self._address(member)}",
             "listenPort=0",
             "enableDLegerCommitLog=true",
             f"dLegerPeers={peers}",
-            f"dLegerSelfId=n{number}",
-            f"storePathRootDir={self._homes[f'n{number}']}",
+            f"dLegerSelfId={member}",
+            f"storePathRootDir={self._homes[member]}",
             f"mappedFileSizeCommitLog={FILE_BYTES}",
             "mappedFileSizeConsumeQueue=20000",
             "maxMessageSize=65536",
@@ -103,16 +115,22 @@ class Processes:
             *self._settings,
         ]
         flags = [part for setting in settings for part in ("--set", setting)]
-        return self._serve("broker", "-n", self.name_servers, *flags)
+        return self._serve(member, "broker", "-n", self.name_servers, *flags)
 
-    def _serve(self, *arguments: str) -> Serving:
+    def _serve(self, host: str, *arguments: str) -> Serving:
         self._logs += 1
-        return Serving(*arguments, log=self.directory / f"{self._logs}.log")
+        within = () if self._hosts is None else self._hosts.within(host)
+        return Serving(*arguments, log=self.directory / f"{self._logs}.log", within=within)
+
+    def _address(self, host: str) -> str:
+        return "127.0.0.1" if self._hosts is None else self._hosts.address(host)
 
 
 @asynccontextmanager
-async def running(directory: Path, *settings: str, homes: Mapping[str, Path] | None = None) -> AsyncIterator[Processes]:
-    processes = await asyncio.to_thread(Processes, directory, free_ports(3), *settings, homes=homes)
+async def running(
+    directory: Path, *settings: str, homes: Mapping[str, Path] | None = None, hosts: Hosts | None = None
+) -> AsyncIterator[Processes]:
+    processes = await asyncio.to_thread(Processes, directory, free_ports(3), *settings, homes=homes, hosts=hosts)
     try:
         yield processes
     finally:

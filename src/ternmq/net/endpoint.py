@@ -42,6 +42,12 @@ OPENING_MAX: Final = 1024
 OPENING_S: Final = 30.0
 #: How long to wait if the kernel has no file descriptor for a connection; asyncio's own servers wait as long.
 _ACCEPT_RETRY_S: Final = 1.0
+#: The other machine must acknowledge what it gets within this time: less than a send may take, so that it can still go
+#: to the next master.
+UNACKNOWLEDGED_MS_MAX: Final = 2_000
+#: A connection on which nothing arrives is asked for a sign of life so often (an empty packet, and one back): all that
+#: was sent may have been acknowledged, and the answers lost.
+KEEP_ALIVE_S: Final = 1
 #: The first byte of a TLS handshake (record type 22).
 _TLS_HANDSHAKE: Final = b"\x16"
 
@@ -226,9 +232,12 @@ async def dial(
     try:
         host, port = split_address(address)
         async with asyncio.timeout(timeout_ms / 1000):
-            _, protocol = await loop.create_connection(factory, host, port, ssl=tls)
+            transport, protocol = await loop.create_connection(factory, host, port, ssl=tls)
     except (OSError, ValueError) as error:
         raise _not_connected(address, error, timeout_ms, with_tls=tls is not None) from None
+    connection = transport.get_extra_info("socket")
+    if connection is not None:
+        _notice_death(connection)
     return protocol
 
 
@@ -242,12 +251,31 @@ def dial_blocking(address: str, tls: ssl.SSLContext | None = None, *, timeout_ms
         connection = socket.create_connection((host, port), timeout_ms / 1000)
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _notice_death(connection)
             return connection if tls is None else tls.wrap_socket(connection, server_hostname=host)
         except BaseException:
             connection.close()
             raise
     except (OSError, ValueError) as error:
         raise _not_connected(address, error, timeout_ms, with_tls=tls is not None) from None
+
+
+def _notice_death(connection: socket.socket) -> None:
+    """Let the kernel end a connection whose other machine has gone without a word: it lost power, or its network.
+
+    A process that dies closes its connections. A machine that dies does not: callers would wait for their time-outs,
+    one call after the other, although another broker has taken over. It is the kernel of the other machine that
+    acknowledges, whatever its programs do: a broker that is busy is not cut off, nor is a pull that is held. (One that
+    reads nothing for so long while its buffers are full is.)
+    """
+    # Linux has all of them. macOS names the first one otherwise, and neither it nor Windows has the last.
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEP_ALIVE_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEP_ALIVE_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS_MAX)
 
 
 def _not_connected(address: str, error: OSError | ValueError, timeout_ms: int, *, with_tls: bool) -> NetworkError:

@@ -491,7 +491,9 @@ class Peer(Stream):
         # Last, as a caller may try again at once, and must not find this connection.
         calls, self._calls = self._calls, {}
         reason = f": {exc}" if exc else ""
-        if len(calls) >= self._opaque and calls:
+        if isinstance(exc, TimeoutError):
+            reason = ": its machine does not acknowledge what is sent to it; it is down, or the network between is"
+        elif len(calls) >= self._opaque and calls:
             reason += " before it answered any request; check that the port is right, and whether it needs TLS"
         for caller in calls.values():
             caller.failed(NetworkError(f"the connection to {self.address} was lost{reason}", address=self.address))

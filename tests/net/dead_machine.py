@@ -1,0 +1,83 @@
+"""A client whose server's machine goes without a word, run on a host of its own by ``test_dead_machine``."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import subprocess
+import sys
+from typing import Final
+
+import pytest
+
+from ternmq.errors import NetworkError
+from ternmq.net.dial import connect
+from ternmq.net.endpoint import dial_blocking
+from ternmq.net.lanes import Lanes
+from ternmq.net.peer import Peer
+from ternmq.tasks import Tasks
+from ternmq.wire.codes import RequestCode
+from tests.hosts import Hosts
+
+HOSTS: Final = ("client", "server")
+LONG_S: Final = 90.0
+PORT: Final = 9876
+#: Accepts connections, and never reads nor answers.
+_DEAF: Final = """
+import socket, sys
+listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
+print("ready", flush=True)
+kept = []
+while True:
+    kept.append(listener.accept())
+"""
+
+
+async def notice(net: Hosts) -> None:
+    address = f"{net.address('server')}:{PORT}"
+    async with Tasks() as tasks, asyncio.timeout(LONG_S):
+
+        async def dial() -> Peer:
+            return await connect(address, routes={}, lanes=Lanes([]), tasks=tasks)
+
+        received, late, idle = await dial(), await dial(), await dial()
+        # One call was received when the machine goes; one is made afterwards, and never arrives.
+        calls = [received.start_call(RequestCode.HEART_BEAT)]
+        await asyncio.sleep(0.2)
+        net.part("client", "server")
+        calls.append(late.start_call(RequestCode.HEART_BEAT))
+        for error in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(error, NetworkError), error
+            assert "its machine" in str(error), error
+        # One that is not used.
+        await idle.closed.wait()
+
+
+def notice_blocking(net: Hosts) -> None:
+    """As Spark's tasks wait, in a thread without a loop."""
+    with dial_blocking(f"{net.address('server')}:{PORT}") as connection:
+        net.part("client", "server")
+        connection.settimeout(LONG_S)
+        connection.sendall(b"1234")
+        # Both the kernel's and the socket's are of this class; only the kernel's has a number.
+        with pytest.raises(TimeoutError) as caught:
+            connection.recv(1)
+        assert caught.value.errno == errno.ETIMEDOUT, "the time-out of the socket came first"
+
+
+def main() -> None:
+    net = Hosts(sys.argv[1], HOSTS)
+    command = [*net.within("server"), sys.executable, "-c", _DEAF, net.address("server"), str(PORT)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        try:
+            server.stdout.readline()
+            asyncio.run(notice(net))
+            net.mend()
+            notice_blocking(net)
+        finally:
+            server.kill()
+
+
+if __name__ == "__main__":
+    main()
