@@ -96,6 +96,10 @@ class NetworkError(TernError, ConnectionError):
         super().__init__(message)
 
 
+class MachineSilent(NetworkError):
+    """The other machine acknowledges nothing: it is down, or the network between is."""
+
+
 class CallTimeout(NetworkError, TimeoutError):
     """No answer in time. The call may have been executed."""
 

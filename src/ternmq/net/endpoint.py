@@ -23,7 +23,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol, TypeVar, cast, runtime_checkable
 
-from ternmq.errors import ConfigError, NetworkError
+from ternmq.errors import ConfigError, MachineSilent, NetworkError
 from ternmq.net.newcomers import Newcomers
 from ternmq.net.tls import LiveTls
 from ternmq.rare_log import RareLog
@@ -282,7 +282,7 @@ def _not_connected(address: str, error: OSError | ValueError, timeout_ms: int, *
     """The error for a failed connection. An invalid address (``ConfigError``) or name (``ValueError`` of the resolver)
     may come from a route: then only this broker cannot be reached."""
     if isinstance(error, TimeoutError):
-        return NetworkError(f"{address} did not accept a connection within {timeout_ms} ms", address=address)
+        return MachineSilent(f"{address} did not accept a connection within {timeout_ms} ms", address=address)
     reason = getattr(error, "strerror", None) or str(error)
     if isinstance(error, ssl.SSLCertVerificationError):
         reason = f"{error.verify_message}; check that the certificate is trusted here, and is for this address"

@@ -28,6 +28,7 @@ from ternmq.errors import (
     BrokerRefused,
     CallTimeout,
     LocalProtocolError,
+    MachineSilent,
     NetworkError,
     RemoteProtocolError,
     TernError,
@@ -157,6 +158,8 @@ class Peer(Stream):
         self._is_narrow = False
         #: The last read ended within a frame.
         self._is_cut = False
+        #: The connection has ended because the other machine acknowledged nothing.
+        self.is_silent = False
         self._calls: dict[int, Caller] = {}
         self._opaque = 0
         #: The last call was the only one in progress when it was written.
@@ -486,17 +489,19 @@ class Peer(Stream):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        kind: type[NetworkError] = MachineSilent if isinstance(exc, TimeoutError) else NetworkError
+        self.is_silent = kind is MachineSilent
         if self._on_close is not None:
             self._on_close(self)
         # Last, as a caller may try again at once, and must not find this connection.
         calls, self._calls = self._calls, {}
         reason = f": {exc}" if exc else ""
-        if isinstance(exc, TimeoutError):
+        if self.is_silent:
             reason = ": its machine does not acknowledge what is sent to it; it is down, or the network between is"
         elif len(calls) >= self._opaque and calls:
             reason += " before it answered any request; check that the port is right, and whether it needs TLS"
         for caller in calls.values():
-            caller.failed(NetworkError(f"the connection to {self.address} was lost{reason}", address=self.address))
+            caller.failed(kind(f"the connection to {self.address} was lost{reason}", address=self.address))
 
     def data_received(self, data: bytes) -> None:
         now = self._active_at = self._loop.time()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import socket
 from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
@@ -102,6 +103,18 @@ class Pipe:
         self.go_on()
 
 
+class _Options:
+    """What can be set of a socket."""
+
+    def __init__(self, end: SimulatedTransport) -> None:
+        self._end = end
+
+    def setsockopt(self, level: int, option: int, value: int) -> None:
+        # Not every system has it (``net.endpoint``).
+        if (level, option) == (socket.IPPROTO_TCP, getattr(socket, "TCP_USER_TIMEOUT", None)):
+            self._end.patience_ms = value
+
+
 class SimulatedTransport(asyncio.Transport):
     """One end of a connection, of a process on one machine."""
 
@@ -117,6 +130,8 @@ class SimulatedTransport(asyncio.Transport):
         self._is_closing = False
         #: It is closed, or its process has ended: it accepts nothing any more.
         self.is_gone = False
+        #: How long the other machine may acknowledge nothing (TCP_USER_TIMEOUT); 0: for ever.
+        self.patience_ms = 0
 
     def join(self, other: SimulatedTransport) -> None:
         """Connect two ends."""
@@ -152,17 +167,20 @@ class SimulatedTransport(asyncio.Transport):
         if self._is_closing and not self.is_gone and self.pipe.in_flight <= KERNEL_BYTES:
             self._finish()
 
-    def broken(self) -> None:
-        """The connection was reset."""
+    def broken(self, number: int = errno.ECONNRESET) -> None:
+        """The connection was reset, or ended with another error of the kernel."""
         if not self.is_gone:
             self.pipe.clear()
             self._gone()
             self._network.loop.call_later(
-                self._network.delay_s(),
-                self._lose,
-                ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)),
-                context=self.process.context,
+                self._network.delay_s(), self._lose, OSError(number, os.strerror(number)), context=self.process.context
             )
+
+    def unanswered(self) -> None:
+        """The other machine has lost power: the kernel of this one waits as long as it was told to."""
+        if self.patience_ms:
+            loop = self._network.loop
+            loop.call_later(self.patience_ms / 1000, self.broken, errno.ETIMEDOUT, context=NOWHERE)
 
     def vanish(self) -> None:
         """Its process has ended: call it no more."""
@@ -173,6 +191,8 @@ class SimulatedTransport(asyncio.Transport):
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         if name == "peername":
             return self.other.process.ip, self.other.port
+        if name == "socket":
+            return _Options(self)
         return (self.process.ip, self.port) if name == "sockname" else default
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:

@@ -115,6 +115,7 @@ class ClientInstance:
             tls_context=config.tls_context,
             on_open=self._introduce,
             on_lost=self._lost,
+            is_wanted=lambda address: address in self.routes.addresses(masters_only=False),
         )
         self.name_servers = NameServers(config.addresses, random=self.env.random)
         self.routes = Routes(self._ask_route, self._tasks)

@@ -153,6 +153,10 @@ class Sender:
         """The queue whose turn it is, on a broker that is neither to be avoided now nor was slow of late (E3)."""
         if self._faults is not None:
             avoid = (*avoid, *self._faults.avoided(route, now_ms=self._now_ms()))
+        instance = self.instance
+        if silent := instance.connections.silent:
+            masters = ((name, route.address(name)) for name in route.write_queues)
+            avoid = (*avoid, *(name for name, at in masters if at is not None and instance.fast_address(at) in silent))
         return self._turns.choose(route, avoid=avoid)
 
     def address(self, route: TopicRoute, queue: MessageQueue) -> str:

@@ -1,0 +1,120 @@
+"""A broker whose machine is dead costs the others nothing: its producers do not wait for it (E3, E4, B2)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+from ternmq import Admin, Message, Producer
+from ternmq.errors import MachineSilent, TernError
+from ternmq.testing.cluster import Cluster, Node
+from ternmq.testing.loop import simulated_loop
+
+
+def live(story: Callable[[Cluster], Awaitable[None]]) -> None:
+    with simulated_loop() as loop:
+
+        async def run() -> None:
+            await story(Cluster(loop, seed=1))
+
+        loop.run_until_complete(run())
+        loop.check()
+
+
+async def start_two(cluster: Cluster) -> Node:
+    """Two brokers that have the topic; returns one of them."""
+    broker, other = cluster.broker("broker-a"), cluster.broker("broker-b")
+    await cluster.start(cluster.name_server(), broker, other)
+
+    async def create(node: Node) -> None:
+        async with Admin(config=node.client_config(), env=node.env) as admin:
+            await admin.topics.create("orders")
+            node.is_ready()
+            await node.stopping.wait()
+
+    creator = cluster.node("creator", create)
+    await cluster.start(creator)
+    await creator.stop()
+    return broker
+
+
+async def within(cluster: Cluster, program: Callable[[Producer], Awaitable[None]]) -> None:
+    """Run a program that sends, on a machine of its own, to its end."""
+
+    async def run(node: Node) -> None:
+        async with Producer("shop", client=node.client_config(), env=node.env) as producer:
+            await program(producer)
+            node.is_ready()
+            await node.stopping.wait()
+
+    node = cluster.node(f"shop-{len(cluster.nodes)}", run)
+    await cluster.start(node)
+    await node.stop()
+
+
+def test_only_the_first_sends_wait_for_a_dead_machine() -> None:
+    """The name server names it for two minutes more, and each second send would choose it."""
+
+    async def story(cluster: Cluster) -> None:
+        broker = await start_two(cluster)
+
+        async def sell(producer: Producer) -> None:
+            for _ in range(20):
+                await producer.send(Message("orders", b"before"))
+            broker.cut_power()
+            # The connection dies with a call that is on its way, or with the attempt to make another one.
+            for _ in range(4):
+                with contextlib.suppress(TernError):
+                    await producer.send(Message("orders", b"lost?"))
+            began = cluster.loop.time()
+            names = [(await producer.send(Message("orders", b"after"))).queue.broker_name for _ in range(200)]
+            assert {"broker-b"} == set(names)
+            assert cluster.loop.time() - began < 1.0, "200 sends to a broker that lives, in virtual time"
+
+        await within(cluster, sell)
+
+    live(story)
+
+
+def test_a_machine_that_is_back_is_found_without_a_call() -> None:
+    async def story(cluster: Cluster) -> None:
+        broker = await start_two(cluster)
+
+        async def sell(producer: Producer) -> None:
+            await producer.send(Message("orders", b"before"))
+            broker.cut_power()
+            for _ in range(4):
+                with contextlib.suppress(TernError):
+                    await producer.send(Message("orders", b"lost?"))
+            await cluster.start(broker)
+            await asyncio.sleep(60)
+            names = [(await producer.send(Message("orders", b"after"))).queue.broker_name for _ in range(20)]
+            assert {"broker-a", "broker-b"} == set(names)
+
+        await within(cluster, sell)
+
+    live(story)
+
+
+def test_a_call_to_a_machine_that_was_found_silent_says_so_at_once() -> None:
+    async def story(cluster: Cluster) -> None:
+        broker = await start_two(cluster)
+
+        async def sell(producer: Producer) -> None:
+            queues = {queue.broker_name: queue for queue in await producer.queues("orders")}
+            broker.cut_power()
+            errors = []
+            for _ in range(3):
+                try:
+                    await producer.send(Message("orders", b"1"), queue=queues["broker-a"])
+                except TernError as error:
+                    errors.append((error, cluster.loop.time()))
+            (_, first), (second, then) = errors[-2:]
+            assert isinstance(second, MachineSilent)
+            assert "its machine is down" in str(second)
+            assert then - first < 0.1
+
+        await within(cluster, sell)
+
+    live(story)
