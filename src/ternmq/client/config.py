@@ -62,8 +62,8 @@ class ClientConfig:
             s.
         persist_offset_interval_ms: How often consumers store their offsets on the brokers, in ms.
         call_timeout_ms: Time limit of calls that have none of their own (routes, heartbeats, offsets), in ms.
-        connect_timeout_ms: Time limit for a new connection, in ms. Less than a send may take, so that it can still go to
-            another broker.
+        connect_timeout_ms: Time limit for a new connection, in ms. Less than a send may take, so that it can still
+            go to another broker.
         decompressed_bytes_max: How large the body of a received message may become by decompression. A larger one
             counts as unreadable. The default is 16 times what brokers and producers accept by default; raise it if they
             accept more.

@@ -82,8 +82,8 @@ class Connections:
             return peer
         if address in self.silent:
             raise MachineSilent(
-                f"{address} acknowledges nothing: its machine is down, or the network between is; trying again until it "
-                "answers",
+                f"{address} acknowledges nothing: its machine is down, or the network between is; "
+                "it is tried again until it answers",
                 address=address,
             )
         try:
