@@ -100,7 +100,7 @@ class Connections:
         if address not in self.silent and self._is_wanted(address):
             log.warning("%s acknowledges nothing; calls to it fail until it answers", address)
             self.silent.add(address)
-            self._tasks.create_task(self._find(address), name=f"find {address}")
+            self._tasks.create_task(self._find(address))
 
     async def _find(self, address: str) -> None:
         """Until the machine answers, if only by refusing the connection, or is not wanted any more."""
