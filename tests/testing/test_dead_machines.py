@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
-from ternmq import Admin, Message, Producer
+from ternmq import Admin, Message, Producer, PushConsumer, SendStatus, StartPosition
 from ternmq.errors import MachineSilent, TernError
 from ternmq.testing.cluster import Cluster, Node
 from ternmq.testing.loop import simulated_loop
@@ -114,6 +114,48 @@ def test_a_call_to_a_machine_that_was_found_silent_says_so_at_once() -> None:
             assert isinstance(second, MachineSilent)
             assert "its machine is down" in str(second)
             assert then - first < 0.1
+
+        await within(cluster, sell)
+
+    live(story)
+
+
+def test_a_slave_is_read_while_the_machine_of_its_master_is_dead() -> None:
+    """O3: the name server lists the dead master for two minutes more."""
+
+    async def story(cluster: Cluster) -> None:
+        master = cluster.broker("broker-a", brokerRole="SYNC_MASTER")
+        slave = cluster.broker("slave", brokerName="broker-a", brokerRole="SLAVE", brokerId=1, slaveReadEnable="true")
+        await cluster.start(cluster.name_server(), master, slave)
+        read: asyncio.Queue[bytes] = asyncio.Queue()
+
+        async def consume(node: Node) -> None:
+            consumer = PushConsumer(
+                "billing",
+                client=node.client_config(),
+                env=node.env,
+                start=StartPosition.FIRST,
+            )
+            consumer.subscribe("orders")
+            async with consumer:
+                node.is_ready()
+                async for message in consumer:
+                    with message:
+                        read.put_nowait(message.body)
+
+        reader = cluster.node("reader", consume)
+
+        async def sell(producer: Producer) -> None:
+            for number in range(40):
+                while (await producer.send(Message("orders", b"%d" % number))).status is not SendStatus.OK:
+                    await asyncio.sleep(0.5)
+            master.cut_power()
+            began = cluster.loop.time()
+            await cluster.start(reader)
+            seen: set[bytes] = set()
+            while len(seen) < 40:
+                seen.add(await read.get())
+            assert cluster.loop.time() - began < 60
 
         await within(cluster, sell)
 

@@ -274,11 +274,12 @@ class ClientInstance:
         return address
 
     def copy_of(self, broker_name: str, *, broker_id: int = MASTER_ID) -> Copy:
-        """Where to read from a broker: the copy with this id if there is one, else the master, else a slave.
+        """Where to read from a broker: the copy with this id if there is one, else the master, else a slave. One whose
+        machine is silent comes last: name servers name it for two minutes more.
 
         Raises ``NetworkError`` if no route in use has a copy of it.
         """
-        copy = self.routes.copy(broker_name, broker_id)
+        copy = self.routes.copy(broker_name, broker_id, silent=self.connections.silent)
         if copy is None:
             raise NetworkError(
                 f"no route contains broker {broker_name!r}; it is down or not registered, see `tern topic route`",

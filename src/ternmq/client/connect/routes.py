@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -263,13 +263,15 @@ class Routes:
         }
         return found.keys()
 
-    def copy(self, broker_name: str, broker_id: int = MASTER_ID) -> Copy | None:
+    def copy(self, broker_name: str, broker_id: int = MASTER_ID, *, silent: Collection[str] = ()) -> Copy | None:
         """Where to read from a broker: from the copy with this id, else from the master, else from the slave with the
-        smallest id, so that all members commit on the same one. The newest route that names the broker counts."""
+        smallest id, so that all members commit on the same one; from one that is not ``silent``, if there is one. The
+        newest route that names the broker counts."""
         for route in reversed(self._known.values()):
             by_id = route.brokers.get(broker_name)
             if by_id:
-                found = next(one for one in (broker_id, MASTER_ID, min(by_id)) if one in by_id)
+                wanted = [one for one in (broker_id, MASTER_ID, *sorted(by_id)) if one in by_id]
+                found = next((one for one in wanted if by_id[one] not in silent), wanted[0])
                 return Copy(found, by_id[found])
         return None
 
