@@ -74,8 +74,12 @@ class Hosts:
             self.cut(host, other)
             self.cut(other, host)
 
+    def unplug(self, host: str) -> None:
+        """Take its cable out: the router finds it no more, and tells so those who send to it."""
+        _ip("-n", self._name(host), "link", "set", "eth0", "down")
+
     def mend(self) -> None:
-        """All ways are open again."""
+        """All ways that were cut are open again."""
         for sender, receiver in self._cut:
             self._rule("delete", sender, receiver)
         self._cut.clear()

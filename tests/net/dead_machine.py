@@ -6,11 +6,12 @@ import asyncio
 import errno
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Final
 
 import pytest
 
-from ternmq.errors import NetworkError
+from ternmq.errors import MachineSilent
 from ternmq.net.dial import connect
 from ternmq.net.endpoint import dial_blocking
 from ternmq.net.lanes import Lanes
@@ -33,7 +34,7 @@ while True:
 """
 
 
-async def notice(net: Hosts) -> None:
+async def notice(net: Hosts, lose: Callable[[], None]) -> None:
     address = f"{net.address('server')}:{PORT}"
     async with Tasks() as tasks, asyncio.timeout(LONG_S):
 
@@ -44,13 +45,16 @@ async def notice(net: Hosts) -> None:
         # One call was received when the machine goes; one is made afterwards, and never arrives.
         calls = [received.start_call(RequestCode.HEART_BEAT)]
         await asyncio.sleep(0.2)
-        net.part("client", "server")
+        lose()
         calls.append(late.start_call(RequestCode.HEART_BEAT))
         for error in await asyncio.gather(*calls, return_exceptions=True):
-            assert isinstance(error, NetworkError), error
+            assert isinstance(error, MachineSilent), error
             assert "its machine" in str(error), error
         # One that is not used.
         await idle.closed.wait()
+        # One that is not made.
+        with pytest.raises(MachineSilent):
+            await dial()
 
 
 def notice_blocking(net: Hosts) -> None:
@@ -72,9 +76,11 @@ def main() -> None:
         assert server.stdout is not None
         try:
             server.stdout.readline()
-            asyncio.run(notice(net))
+            asyncio.run(notice(net, lambda: net.part("client", "server")))
             net.mend()
             notice_blocking(net)
+            net.mend()
+            asyncio.run(notice(net, lambda: net.unplug("server")))
         finally:
             server.kill()
 

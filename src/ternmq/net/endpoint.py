@@ -48,6 +48,7 @@ UNACKNOWLEDGED_MS_MAX: Final = 2_000
 #: A connection on which nothing arrives is asked for a sign of life so often (an empty packet, and one back): all that
 #: was sent may have been acknowledged, and the answers lost.
 KEEP_ALIVE_S: Final = 1
+_SILENCE: Final = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})
 #: The first byte of a TLS handshake (record type 22).
 _TLS_HANDSHAKE: Final = b"\x16"
 
@@ -278,12 +279,20 @@ def _notice_death(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS_MAX)
 
 
+def is_silence(error: Exception | None) -> bool:
+    """Whether a connection has ended, or was not made, because the other machine acknowledges nothing. Its network may
+    tell so."""
+    return isinstance(error, OSError) and error.errno in _SILENCE
+
+
 def _not_connected(address: str, error: OSError | ValueError, timeout_ms: int, *, with_tls: bool) -> NetworkError:
     """The error for a failed connection. An invalid address (``ConfigError``) or name (``ValueError`` of the resolver)
     may come from a route: then only this broker cannot be reached."""
     if isinstance(error, TimeoutError):
         return MachineSilent(f"{address} did not accept a connection within {timeout_ms} ms", address=address)
     reason = getattr(error, "strerror", None) or str(error)
+    if is_silence(error):
+        return MachineSilent(f"cannot connect to {address}: {reason}", address=address)
     if isinstance(error, ssl.SSLCertVerificationError):
         reason = f"{error.verify_message}; check that the certificate is trusted here, and is for this address"
     elif isinstance(error, ssl.SSLError) or (with_tls and isinstance(error, ConnectionError | EOFError)):

@@ -34,6 +34,7 @@ from ternmq.errors import (
     TernError,
     TooManyCalls,
 )
+from ternmq.net.endpoint import is_silence
 from ternmq.net.gate import Gate, Rights, Rule
 from ternmq.net.lanes import FULL, Lane, Lanes
 from ternmq.net.latency import Latency
@@ -489,7 +490,7 @@ class Peer(Stream):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        kind: type[NetworkError] = MachineSilent if isinstance(exc, TimeoutError) else NetworkError
+        kind: type[NetworkError] = MachineSilent if is_silence(exc) else NetworkError
         self.is_silent = kind is MachineSilent
         if self._on_close is not None:
             self._on_close(self)
