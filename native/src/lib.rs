@@ -7,6 +7,7 @@
 use pyo3::prelude::*;
 
 mod batch;
+mod columns;
 mod delivery;
 mod entries;
 mod guard;
@@ -37,6 +38,10 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(batch::contains_any, module)?)?;
     module.add_function(wrap_pyfunction!(batch::expand_batch, module)?)?;
     module.add_function(wrap_pyfunction!(batch::offset_ids, module)?)?;
+    module.add_function(wrap_pyfunction!(columns::record_starts, module)?)?;
+    module.add_function(wrap_pyfunction!(columns::part_crcs, module)?)?;
+    module.add_function(wrap_pyfunction!(columns::property_values, module)?)?;
+    module.add_function(wrap_pyfunction!(columns::property_pairs, module)?)?;
     module.add_function(wrap_pyfunction!(delivery::deliver, module)?)?;
     module.add_function(wrap_pyfunction!(delivery::has_sound_entries, module)?)?;
     module.add_function(wrap_pyfunction!(entries::seal_entries, module)?)?;

@@ -74,6 +74,27 @@ def deliver(
 def has_sound_entries(data: bytes) -> bool:
     """Whether all entries of an hour's index (``delay.hour_files``) have the checksum that they tell."""
 
+def record_starts(data: Buffer, begin: int, end: int) -> bytes | None:
+    """Where each record between two positions begins, 8 bytes each in this machine's order; None if their sizes do not
+    fill the range, or it is not inside the data."""
+
+def part_crcs(data: Buffer, at: Buffer, sizes: Buffer) -> bytes | None:
+    """The CRC-32 of each part, 4 bytes each in this machine's order. ``at`` and ``sizes`` are contiguous arrays of
+    8-byte integers. None if a part is not inside the data; also below."""
+
+def property_values(
+    data: Buffer, at: Buffer, sizes: Buffer, names: list[bytes]
+) -> list[tuple[bytes, bytes, bytes, int]] | None:
+    """The values of some properties in the texts that these parts are, as ``wire.properties.parse`` finds them.
+
+    For each name an Arrow array of strings: offsets, data, validity bits (unset where a text has no such property), and
+    how many of them are unset. None if a text is not UTF-8.
+    """
+
+def property_pairs(data: Buffer, at: Buffer, sizes: Buffer) -> tuple[bytes, bytes, bytes, bytes, bytes] | None:
+    """All pairs of such texts: offsets and data of the names, the same of the values, and the offsets of the texts in
+    both. None if a text is not UTF-8, or has more than 64 names."""
+
 def contains_any(data: bytes, texts: Sequence[bytes]) -> bool:
     """Whether one of the texts stands anywhere in the data."""
 
