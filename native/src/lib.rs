@@ -19,6 +19,7 @@ mod page;
 mod properties;
 mod record;
 mod refusal;
+mod rows;
 mod scan;
 mod send_header;
 mod sends;
@@ -52,6 +53,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(packing::pack_batch, module)?)?;
     module.add_function(wrap_pyfunction!(packing::pack_properties, module)?)?;
     module.add_function(wrap_pyfunction!(refusal::refuse_sends, module)?)?;
+    module.add_function(wrap_pyfunction!(rows::pack_rows, module)?)?;
     module.add_function(wrap_pyfunction!(scan::scan, module)?)?;
     module.add_function(wrap_pyfunction!(sends::parse_sends, module)?)?;
     module.add_class::<sends::Sends>()?;

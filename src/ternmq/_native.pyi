@@ -95,6 +95,28 @@ def property_pairs(data: Buffer, at: Buffer, sizes: Buffer) -> tuple[bytes, byte
     """All pairs of such texts: offsets and data of the names, the same of the values, and the offsets of the texts in
     both. None if a text is not UTF-8, or has more than 64 names."""
 
+def pack_rows(
+    bodies: tuple[Buffer, Buffer | None, Buffer | None],
+    tags: tuple[Buffer, Buffer | None, Buffer | None] | None,
+    keys: tuple[Buffer, Buffer | None, Buffer | None] | None,
+    begin: int,
+    end: int,
+    *,
+    chunk_id: str,
+    number: int,
+    always: str,
+    topic_crc: int,
+    room_bytes: int,
+    body_bytes_max: int,
+    properties_bytes_max: int,
+) -> tuple[bytes, int, int]:
+    """Pack rows of Arrow columns (offsets of 4 bytes, data, validity bits) as messages of a batch send.
+
+    ``number`` is that of the first row in its chunk, ``always`` the properties that each has. It stops before the first
+    row that is not plain (no body, tags or keys that cannot be sent) or does not fit into the room or the chunk.
+    Returns the messages, how many, and their checksum.
+    """
+
 def contains_any(data: bytes, texts: Sequence[bytes]) -> bool:
     """Whether one of the texts stands anywhere in the data."""
 
