@@ -1,13 +1,20 @@
 """Compiled kernels (``native/``); see ``ternmq.kernels``. Buffers are read and written in place."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Self, final
+from typing import Any, Protocol, Self, final
 
 from ternmq.message import Message
 from ternmq.types import Buffer
 from ternmq.wire.record import Page
 
 __version__: str
+
+class _Integers(Protocol):
+    """A contiguous array of 8-byte integers, of ``array`` or NumPy."""
+
+    @property
+    def itemsize(self) -> int: ...
+    def __len__(self) -> int: ...
 
 def index_entries(records: list[tuple[str, str, int, int]]) -> bytes | None:
     """Index entries of records (topic, properties, log offset, store time), 20 bytes each: 4 hash, 8 log offset,
@@ -78,12 +85,11 @@ def record_starts(data: Buffer, begin: int, end: int) -> bytes | None:
     """Where each record between two positions begins, 8 bytes each in this machine's order; None if their sizes do not
     fill the range, or it is not inside the data."""
 
-def part_crcs(data: Buffer, at: Buffer, sizes: Buffer) -> bytes | None:
-    """The CRC-32 of each part, 4 bytes each in this machine's order. ``at`` and ``sizes`` are contiguous arrays of
-    8-byte integers. None if a part is not inside the data; also below."""
+def part_crcs(data: Buffer, at: _Integers, sizes: _Integers) -> bytes | None:
+    """The CRC-32 of each part, 4 bytes each in this machine's order. None if a part is not inside the data."""
 
 def property_values(
-    data: Buffer, at: Buffer, sizes: Buffer, names: list[bytes]
+    data: Buffer, at: _Integers, sizes: _Integers, names: list[bytes]
 ) -> list[tuple[bytes, bytes, bytes, int]] | None:
     """The values of some properties in the texts that these parts are, as ``wire.properties.parse`` finds them.
 
@@ -91,7 +97,7 @@ def property_values(
     how many of them are unset. None if a text is not UTF-8.
     """
 
-def property_pairs(data: Buffer, at: Buffer, sizes: Buffer) -> tuple[bytes, bytes, bytes, bytes, bytes] | None:
+def property_pairs(data: Buffer, at: _Integers, sizes: _Integers) -> tuple[bytes, bytes, bytes, bytes, bytes] | None:
     """All pairs of such texts: offsets and data of the names, the same of the values, and the offsets of the texts in
     both. None if a text is not UTF-8, or has more than 64 names."""
 
