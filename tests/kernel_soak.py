@@ -33,7 +33,14 @@ settings.register_profile("soak", deadline=None, print_blob=True, suppress_healt
 settings.load_profile("soak")
 MODULES = [
     importlib.import_module(f"tests.{name}")
-    for name in ("test_kernels", "test_send_kernel", "delay.test_kernels", "delay.test_timed_sends")
+    for name in (
+        "test_kernels",
+        "test_send_kernel",
+        "delay.test_kernels",
+        "delay.test_timed_sends",
+        "spark.source.test_column_kernels",
+        "spark.sink.test_row_kernel",
+    )
 ]
 
 

@@ -6,6 +6,7 @@ A panic would be a doubt, and Python would decide (``native/src/guard.rs``): onl
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from random import Random
 from types import SimpleNamespace
@@ -258,7 +259,7 @@ def test_no_record_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[
     world.end()
     records = b"".join(map(bytes, found.buffers))
     size = len(records) // found.count
-    folded = waiting = read = 0
+    folded = waiting = read = begun = rows_packed = 0
     for _ in range(ROUNDS):
         data, properties = (
             damage.of(records),
@@ -346,7 +347,34 @@ def test_no_record_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[
         native.has_sound_entries(data)
         rows = native.read_rows(data)
         read += rows is not None and len(rows[0])
+        attempt(native.record_starts, data, damage.number(), damage.number())
+        starts = native.record_starts(data, 0, len(data))
+        begun += starts is not None and len(starts)
+        at, sizes = (array("q", [damage.number() for _ in range(3)]) for _ in range(2))
+        for parts in ((at, sizes), (array("q", [0]), array("q", [len(properties)]))):
+            native.part_crcs(properties.encode(errors="replace"), *parts)
+            native.property_values(properties.encode(errors="replace"), *parts, [b"TAGS", b""])
+            native.property_pairs(properties.encode(errors="replace"), *parts)
+        column = (data[: damage.pick((None, 8, 7, 0))], data, damage.pick((None, None, b"", data)))
+        packed = attempt(
+            native.pack_rows,
+            damage.pick((column, (array("i", [0, size, len(data)]).tobytes(), data, None))),
+            damage.pick((None, column)),
+            damage.pick((None, column)),
+            damage.pick((0, 0, damage.number())),
+            damage.pick((2, damage.number())),
+            chunk_id="C",
+            number=damage.pick((0, damage.number())),
+            always=damage.pick(("", "INSTANCE_ID\x01a\x02")),
+            topic_crc=damage.pick((0, 2**32 - 1)),
+            room_bytes=damage.pick((1 << 20, damage.number())),
+            body_bytes_max=damage.pick((1 << 20, damage.number())),
+            properties_bytes_max=damage.pick((1 << 10, damage.number())),
+        )
+        rows_packed += packed is not None and packed[1]
     assert read, "some answers are still good"
+    assert begun, "some records are still whole"
+    assert rows_packed, "some rows are good"
     assert folded, "some records are still good"
     assert waiting, "some of them wait"
     assert "" == capfd.readouterr().err

@@ -7,6 +7,7 @@
 use pyo3::prelude::*;
 
 mod batch;
+mod columns;
 mod delivery;
 mod entries;
 mod guard;
@@ -18,6 +19,7 @@ mod page;
 mod properties;
 mod record;
 mod refusal;
+mod rows;
 mod scan;
 mod send_header;
 mod sends;
@@ -37,6 +39,10 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(batch::contains_any, module)?)?;
     module.add_function(wrap_pyfunction!(batch::expand_batch, module)?)?;
     module.add_function(wrap_pyfunction!(batch::offset_ids, module)?)?;
+    module.add_function(wrap_pyfunction!(columns::record_starts, module)?)?;
+    module.add_function(wrap_pyfunction!(columns::part_crcs, module)?)?;
+    module.add_function(wrap_pyfunction!(columns::property_values, module)?)?;
+    module.add_function(wrap_pyfunction!(columns::property_pairs, module)?)?;
     module.add_function(wrap_pyfunction!(delivery::deliver, module)?)?;
     module.add_function(wrap_pyfunction!(delivery::has_sound_entries, module)?)?;
     module.add_function(wrap_pyfunction!(entries::seal_entries, module)?)?;
@@ -47,6 +53,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(packing::pack_batch, module)?)?;
     module.add_function(wrap_pyfunction!(packing::pack_properties, module)?)?;
     module.add_function(wrap_pyfunction!(refusal::refuse_sends, module)?)?;
+    module.add_function(wrap_pyfunction!(rows::pack_rows, module)?)?;
     module.add_function(wrap_pyfunction!(scan::scan, module)?)?;
     module.add_function(wrap_pyfunction!(sends::parse_sends, module)?)?;
     module.add_class::<sends::Sends>()?;

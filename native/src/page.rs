@@ -1,6 +1,6 @@
 //! Pages that Python owns: mapped files, and byte arrays in simulations.
 
-use pyo3::buffer::PyBuffer;
+use pyo3::buffer::{Element, PyBuffer};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -38,12 +38,13 @@ impl Writer<'_> {
     }
 }
 
-/// The bytes of a contiguous buffer, for as long as it is borrowed.
-pub fn readable<'a>(_py: Python<'a>, buffer: &'a PyBuffer<u8>) -> PyResult<&'a [u8]> {
+/// The bytes (or numbers, which PyO3 has checked to be of this type, and aligned) of a contiguous buffer, for as long as
+/// it is borrowed.
+pub fn readable<'a, T: Element>(_py: Python<'a>, buffer: &'a PyBuffer<T>) -> PyResult<&'a [T]> {
     if !buffer.is_c_contiguous() {
         return Err(PyValueError::new_err("the source must be contiguous"));
     }
     // SAFETY: as above. The bytes may be those of a page; the caller does not use this slice and one of `writable` at
     // the same time.
-    Ok(unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes()) })
+    Ok(unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<T>(), buffer.item_count()) })
 }

@@ -3,7 +3,7 @@
 //! Each function returns `Err(NotPlain)` where the Python version has more to decide: an empty value (an earlier pair
 //! may count), or bytes that are not UTF-8.
 
-use memchr::{memchr, memmem};
+use memchr::{memchr, memrchr_iter};
 
 /// The Python version must look at this one.
 #[derive(Debug, PartialEq, Eq)]
@@ -11,11 +11,15 @@ pub struct NotPlain;
 
 /// The value of the last pair of a name. `key` is the name between its separators: `\x02NAME\x01`.
 pub fn last_value<'a>(properties: &'a [u8], key: &[u8]) -> Result<Option<&'a [u8]>, NotPlain> {
-    let value_at = match memmem::rfind(properties, key) {
-        Some(at) => at + key.len(),
-        None if properties.starts_with(&key[1..]) => key.len() - 1,
-        None => return Ok(None),
+    // A search for the whole key would first prepare itself, which takes longer than a text of some pairs.
+    let ends_key = |end: &usize| {
+        let before = &properties[..*end];
+        before.ends_with(&key[..key.len() - 1]) || before == &key[1..key.len() - 1]
     };
+    let Some(name_end) = memrchr_iter(1, properties).find(ends_key) else {
+        return Ok(None);
+    };
+    let value_at = name_end + 1;
     let rest = &properties[value_at..];
     let value = &rest[..memchr(2, rest).unwrap_or(rest.len())];
     if value.is_empty() {
@@ -88,6 +92,11 @@ mod tests {
             last_value(b"TAGS\x01a", b"\x02TAGS\x01"),
             Ok(Some(&b"a"[..]))
         );
+        assert_eq!(
+            last_value(b"TAGS\x01a\x01TAGS\x01b\x02", b"\x02TAGS\x01"),
+            Ok(Some(&b"a\x01TAGS\x01b"[..]))
+        );
+        assert_eq!(last_value(b"AGS\x01a\x02\x01", b"\x02TAGS\x01"), Ok(None));
         assert_eq!(last_value(b"XTAGS\x01a\x02", b"\x02TAGS\x01"), Ok(None));
         assert_eq!(last_value(b"TAGS\x01\x02", b"\x02TAGS\x01"), Err(NotPlain));
     }

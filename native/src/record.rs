@@ -6,7 +6,7 @@ pub const MAGIC_V1: i32 = -626_843_481;
 pub const FIXED_V4_BYTES: usize = 88;
 pub const HOST_V4_BYTES: usize = 8;
 pub const PROPERTIES_BYTES_MAX: usize = 32_767;
-const RECORD_BYTES_MIN: usize = FIXED_V4_BYTES + 3;
+pub const RECORD_BYTES_MIN: usize = FIXED_V4_BYTES + 3;
 
 /// The fields of a record that is to be packed, but for its sizes and its variable parts.
 pub struct Fields<'a> {

@@ -1,13 +1,20 @@
 """Compiled kernels (``native/``); see ``ternmq.kernels``. Buffers are read and written in place."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Self, final
+from typing import Any, Protocol, Self, final
 
 from ternmq.message import Message
 from ternmq.types import Buffer
 from ternmq.wire.record import Page
 
 __version__: str
+
+class _Integers(Protocol):
+    """A contiguous array of 8-byte integers, of ``array`` or NumPy."""
+
+    @property
+    def itemsize(self) -> int: ...
+    def __len__(self) -> int: ...
 
 def index_entries(records: list[tuple[str, str, int, int]]) -> bytes | None:
     """Index entries of records (topic, properties, log offset, store time), 20 bytes each: 4 hash, 8 log offset,
@@ -73,6 +80,48 @@ def deliver(
 
 def has_sound_entries(data: bytes) -> bool:
     """Whether all entries of an hour's index (``delay.hour_files``) have the checksum that they tell."""
+
+def record_starts(data: Buffer, begin: int, end: int) -> bytes | None:
+    """Where each record between two positions begins, 8 bytes each in this machine's order; None if their sizes do not
+    fill the range, or it is not inside the data."""
+
+def part_crcs(data: Buffer, at: _Integers, sizes: _Integers) -> bytes | None:
+    """The CRC-32 of each part, 4 bytes each in this machine's order. None if a part is not inside the data."""
+
+def property_values(
+    data: Buffer, at: _Integers, sizes: _Integers, names: list[bytes]
+) -> list[tuple[bytes, bytes, bytes, int]] | None:
+    """The values of some properties in the texts that these parts are, as ``wire.properties.parse`` finds them.
+
+    For each name an Arrow array of strings: offsets, data, validity bits (unset where a text has no such property), and
+    how many of them are unset. None if a text is not UTF-8.
+    """
+
+def property_pairs(data: Buffer, at: _Integers, sizes: _Integers) -> tuple[bytes, bytes, bytes, bytes, bytes] | None:
+    """All pairs of such texts: offsets and data of the names, the same of the values, and the offsets of the texts in
+    both. None if a text is not UTF-8, or has more than 64 names."""
+
+def pack_rows(
+    bodies: tuple[Buffer, Buffer | None, Buffer | None],
+    tags: tuple[Buffer, Buffer | None, Buffer | None] | None,
+    keys: tuple[Buffer, Buffer | None, Buffer | None] | None,
+    begin: int,
+    end: int,
+    *,
+    chunk_id: str,
+    number: int,
+    always: str,
+    topic_crc: int,
+    room_bytes: int,
+    body_bytes_max: int,
+    properties_bytes_max: int,
+) -> tuple[bytes, int, int]:
+    """Pack rows of Arrow columns (offsets of 4 bytes, data, validity bits) as messages of a batch send.
+
+    ``number`` is that of the first row in its chunk, ``always`` the properties that each has. It stops before the first
+    row that is not plain (no body, tags or keys that cannot be sent) or does not fit into the room or the chunk.
+    Returns the messages, how many, and their checksum.
+    """
 
 def contains_any(data: bytes, texts: Sequence[bytes]) -> bool:
     """Whether one of the texts stands anywhere in the data."""

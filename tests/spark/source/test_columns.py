@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 
 from ternmq.errors import ConfigError, CorruptRecord
 from ternmq.message import MessageQueue
+from ternmq.spark.source.bodies import BodyReader
 from ternmq.spark.source.columns import Batches, Rows, spark_schema
+from ternmq.spark.source.options import BadMessages
 from ternmq.spark.source.records import Records
-from ternmq.wire.record import pack_host, pack_record, record_bytes, unpack_records
+from ternmq.wire.compress import BODY_BYTES_MAX
+from ternmq.wire.record import Sysflag, field_at, pack_host, pack_record, record_bytes, unpack_records
 from tests.messages import to_message
 
 QUEUE = MessageQueue("orders", "broker-a", 3)
@@ -121,10 +124,12 @@ def rows_one_by_one(data: bytes) -> list[dict[str, Any]]:
 
 def rows_at_once(data: bytes, *, tags: Sequence[str] = (), starts: Sequence[int] | None = None) -> list[dict[str, Any]]:
     records = Records(data, starts=None if starts is None else np.array(starts, np.int64))
-    records.check_bodies()
-    batch = Batches(spark_schema(), tags=tags).of(Rows(records, QUEUE))
-    batch.validate(full=True)
-    rows: list[dict[str, Any]] = batch.to_pylist()
+    reader = BodyReader(QUEUE, BadMessages.FAIL, bytes_max=BODY_BYTES_MAX, decompresses=True)
+    rows: list[dict[str, Any]] = []
+    for part in reader.rows(records):
+        batch = Batches(spark_schema(), tags=tags).of(part)
+        batch.validate(full=True)
+        rows += batch.to_pylist()
     return [{**row, "properties": sorted(row["properties"])} for row in rows]
 
 
@@ -220,6 +225,16 @@ def _error(data: bytes) -> BaseException | None:
     except CorruptRecord as error:
         return error
     return None
+
+
+@pytest.mark.parametrize("body", [b"", b"xyz"])
+def test_a_flipped_bit_that_says_compressed_is_found(body: bytes) -> None:
+    """U1, E1: the CRC is that of the body as it was sent, so only decompression finds it."""
+    octets = bytearray(packed(body=body))
+    octets[field_at("sysflag") + 3] ^= Sysflag.COMPRESSED
+
+    with pytest.raises(CorruptRecord, match="zlib body"):
+        rows_at_once(bytes(octets))
 
 
 @given(RECORDS.filter(bool), st.data())

@@ -8,15 +8,18 @@ Each row has a unique id (``UNIQ_KEY``) that no other row has: the chunk's 28 di
 as four more. It never changes: an id that is found in a queue shows which row of which chunk was stored. It
 has the form of every producer's id, address and time included, so that RocketMQ's tools find it.
 
+Most batches have a body, and keys and tags at most: a compiled kernel packs their rows into the open chunk. The first
+row of each chunk, and whatever is not plain, is packed in Python.
+
 A row that cannot be a message raises ``InvalidMessage`` with its values, its position and the cure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 from zlib import crc32
 
 import numpy as np
@@ -39,9 +42,11 @@ from pyspark.sql.types import (
 from ternmq.client.connect.namespace import wrap
 from ternmq.client.send.validate import BODY_BYTES_MAX, PROPERTIES_BYTES_MAX
 from ternmq.errors import ConfigError, InvalidMessage, RouteMissing, TernError
+from ternmq.kernels import HAS_NATIVE, native
 from ternmq.message import RESERVED_PROPERTIES, MessageQueue, Property
 from ternmq.spark.sink.options import checked_topic
 from ternmq.spark.source.columns import COLUMNS
+from ternmq.types import Buffer
 from ternmq.wire.batch import FIXED_BYTES, pack_messages
 from ternmq.wire.ids import java_hash
 from ternmq.wire.properties import join
@@ -167,9 +172,30 @@ class _Group(NamedTuple):
 
 @dataclass(slots=True)
 class _Open:
+    """A chunk that is not full yet: the packed rows, and those that are not packed."""
+
     chunk_id: str
+    packed: list[bytes] = field(default_factory=list)
+    packed_rows: int = 0
+    checksum: int = 0
     messages: list[tuple[int, bytes, str]] = field(default_factory=list)
     size: int = 0
+
+    @property
+    def rows(self) -> int:
+        return self.packed_rows + len(self.messages)
+
+    def pack(self, topic: str) -> None:
+        """Pack the rows that are not packed."""
+        if self.messages:
+            self.take(pack_messages(self.messages), len(self.messages), _checksum(topic, self.messages))
+            self.messages = []
+
+    def take(self, packed: bytes, rows: int, checksum: int) -> None:
+        """Add packed rows behind the others."""
+        self.packed.append(packed)
+        self.packed_rows += rows
+        self.checksum = (self.checksum + checksum) % CHECKSUM_MODULO
 
 
 class Packer:
@@ -201,12 +227,55 @@ class Packer:
         self._always = join({Property.INSTANCE_ID: namespace})
         self._open: dict[_Group, _Open] = {}
         self._open_bytes = 0
+        #: Of rows without topic, queue and time: most rows, so it is not created for each.
+        self._plain: _Group | None = None
         #: Known topics with their queues, by their names without the namespace.
         self._queues: dict[str, Sequence[MessageQueue]] = {}
         self._rows = 0
 
     def add(self, batch: pa.RecordBatch) -> Iterator[Chunk]:
         """Add rows; yields the chunks that are full."""
+        columns = _plain_columns(batch) if HAS_NATIVE and self._topic else None
+        if columns is None:
+            yield from self._add(batch)
+            return
+        at = 0
+        while at < len(batch):
+            at += self._add_plain(columns, at, len(batch))
+            if at < len(batch):
+                # No chunk is open, or this row is not plain, or does not fit.
+                yield from self._add(batch.slice(at, 1))
+                at += 1
+
+    def _add_plain(self, columns: _PlainColumns, begin: int, end: int) -> int:
+        """Add rows to the open chunk, as long as they are plain and there is room; returns how many."""
+        group = self._plain
+        opened = self._open.get(group) if group is not None else None
+        if group is None or opened is None:
+            return 0
+        packed, rows, checksum = native.pack_rows(
+            columns["body"],
+            columns.get("tags"),
+            columns.get("keys"),
+            begin,
+            end,
+            chunk_id=opened.chunk_id,
+            number=opened.rows,
+            always=self._always,
+            topic_crc=crc32(group.topic.encode()),
+            room_bytes=max(0, self._chunk_bytes - opened.size),
+            body_bytes_max=ROW_BYTES_MAX,
+            properties_bytes_max=ROW_PROPERTIES_BYTES_MAX,
+        )
+        if rows:
+            opened.pack(group.topic)
+            opened.take(packed, rows, checksum)
+            opened.size += len(packed)
+            self._open_bytes += len(packed)
+            self._rows += rows
+        return rows
+
+    def _add(self, batch: pa.RecordBatch) -> Iterator[Chunk]:
         columns = _Columns(batch)
         topics = repeat(self._topic) if self._topic else columns.of("topic")
         rows = zip(
@@ -222,8 +291,7 @@ class Packer:
         )
         unique = f"{Property.UNIQUE_KEY}\x01"
         chunk_bytes, open_chunks = self._chunk_bytes, self._open
-        #: For rows without topic, queue and time: most rows, so it is not created for each.
-        plain: _Group | None = None
+        plain = self._plain
         for at, (body, topic, keys, tags, properties, sharding_key, level, time_ms) in enumerate(rows):
             try:
                 if not body or len(body) > ROW_BYTES_MAX:
@@ -236,13 +304,15 @@ class Packer:
                 else:
                     group = self._group(topic, sharding_key, level, time_ms)
                     if self._topic and group.queue is None and not group.delay:
-                        plain = group
+                        plain = self._plain = group
             except (InvalidMessage, ConfigError) as error:
                 raise self._refused(batch, at, error) from error
             text_bytes = len(text) if text.isascii() else len(text.encode())
             row_bytes = _ROW_FIXED_BYTES + len(body) + text_bytes
             opened = open_chunks.get(group)
-            if opened is not None and (opened.size + row_bytes > chunk_bytes or len(opened.messages) == CHUNK_ROWS_MAX):
+            if opened is not None and (
+                opened.size + row_bytes > chunk_bytes or opened.packed_rows + len(opened.messages) == CHUNK_ROWS_MAX
+            ):
                 yield self._close(group)
                 opened = None
             if opened is None:
@@ -250,7 +320,8 @@ class Packer:
                     yield from self.rest()
                 opened = open_chunks[group] = _Open(self._new_id())
             messages = opened.messages
-            messages.append((0, body, f"{unique}{opened.chunk_id}{len(messages):04X}\x02{text}"))
+            number = opened.packed_rows + len(messages)
+            messages.append((0, body, f"{unique}{opened.chunk_id}{number:04X}\x02{text}"))
             opened.size += row_bytes
             self._open_bytes += row_bytes
         self._rows += len(batch)
@@ -263,9 +334,8 @@ class Packer:
     def _close(self, group: _Group) -> Chunk:
         opened = self._open.pop(group)
         self._open_bytes -= opened.size
-        messages = opened.messages
-        checksum = _checksum(group.topic, messages)
-        return Chunk(opened.chunk_id, *group, len(messages), pack_messages(messages), checksum)
+        opened.pack(group.topic)
+        return Chunk(opened.chunk_id, *group, opened.rows, b"".join(opened.packed), opened.checksum)
 
     # --- One row ----------------------------------------------------------------------------------------------
 
@@ -358,6 +428,31 @@ def _checksum(topic: str, messages: Sequence[tuple[int, bytes, str]]) -> int:
         mixed *= np.uint64(factor)
     mixed ^= mixed >> np.uint64(33)
     return int(mixed.sum())
+
+
+#: The buffers of columns, by name: offsets, data, validity bits.
+_PlainColumns: TypeAlias = Mapping[str, tuple[Buffer, Buffer | None, Buffer | None]]
+
+
+def _octets(buffer: pa.Buffer | None) -> memoryview | None:
+    """A buffer as unsigned bytes; those of Arrow are signed."""
+    return memoryview(buffer).cast("B") if buffer is not None and buffer.size else None
+
+
+def _plain_columns(batch: pa.RecordBatch) -> _PlainColumns | None:
+    """The columns that are written, if the kernel knows all of them."""
+    found: dict[str, tuple[Buffer, Buffer | None, Buffer | None]] = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if name not in WRITTEN or name == "topic":
+            continue  # a topic for all rows counts more than a column
+        kinds = (pa.binary(), pa.string()) if name == "body" else (pa.string(),)
+        if name not in ("body", "keys", "tags") or column.type not in kinds or column.offset:
+            return None
+        valid, offsets, data = map(_octets, column.buffers())
+        if offsets is None:
+            return None
+        found[name] = (offsets, data, valid)
+    return found
 
 
 class _Columns:

@@ -28,7 +28,7 @@ from pyspark.sql.types import (
 
 from ternmq.errors import ConfigError
 from ternmq.message import MessageQueue, Property
-from ternmq.spark.source.properties import Pairs, pairs_of
+from ternmq.spark.source.properties import Properties
 from ternmq.spark.source.records import Int64s, Records
 from ternmq.wire.ids import offset_id
 from ternmq.wire.record import unpack_host
@@ -97,8 +97,8 @@ class Rows:
         self._problems = problems
 
     @cached_property
-    def pairs(self) -> Pairs:
-        return pairs_of(self.records.properties)
+    def properties(self) -> Properties:
+        return Properties(self.records)
 
     def topics(self) -> pa.Array:
         return pa.repeat(pa.scalar(self.queue.topic), len(self.records))
@@ -108,7 +108,7 @@ class Rows:
 
     def property(self, name: str) -> pa.Array:
         """The values of one property, null if a record does not have it."""
-        return self.pairs.values_of(name)
+        return self.properties.values_of(name)
 
     def bodies(self) -> pa.Array:
         return self._bodies if self._bodies is not None else self.records.bodies
@@ -174,7 +174,7 @@ COLUMNS: Final[Mapping[str, Column]] = {
     "log_offset": long_column(lambda records: records.log_offsets),
     "keys": text_column(lambda rows: rows.property(Property.KEYS)),
     "tags": text_column(lambda rows: rows.property(Property.TAGS)),
-    "properties": Column(MapType(StringType(), StringType()), _MAP, lambda rows: rows.pairs.maps()),
+    "properties": Column(MapType(StringType(), StringType()), _MAP, lambda rows: rows.properties.maps()),
     "body": Column(BinaryType(), pa.binary(), lambda rows: rows.bodies()),
     "born_time": _time(lambda records: records.born_times_ms),
     "store_time": _time(lambda records: records.store_times_ms),

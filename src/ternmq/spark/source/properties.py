@@ -3,24 +3,83 @@
 Each record has one text, ``name \\x01 value \\x02``, repeated. All texts of a batch are processed as one: NumPy finds
 the separators, and names and values are parts of it, as bodies are parts of a log (``records``). If a text is not
 regular (an empty value, a name twice, a value with \\x01 in it, bytes that are not UTF-8), the batch is parsed text by
-text by ``wire.properties``, whose rules apply to both ways.
+text by ``wire.properties``, whose rules apply to all ways.
+
+A compiled kernel does the same in one pass, for the columns that are asked for, and knows those rules; only texts that
+are not UTF-8, or have very many names, are left to Python.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ternmq.spark.source.records import Int64s
+from ternmq.kernels import HAS_NATIVE, native
+from ternmq.message import Property
+from ternmq.spark.source.records import Int64s, Records
+from ternmq.types import Buffer
 from ternmq.wire import properties as property_texts
 
 _NAME_END: Final = 1
 _PAIR_END: Final = 2
+#: Of a position in an Arrow array.
+_OFFSET_BYTES: Final = 4
+#: Columns of a topic have these; one pass finds all of them.
+_USUAL: Final = (Property.KEYS, Property.TAGS, Property.UNIQUE_KEY)
+
+
+class Properties:
+    """The properties of some records; each part is read when it is first asked for."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._values: dict[str, pa.Array] = {}
+
+    def values_of(self, name: str) -> pa.Array:
+        """The values of one property, null if a record does not have it."""
+        if name not in self._values:
+            names = _USUAL if name in _USUAL else (name,)
+            self._values.update(zip(names, self._find(names), strict=True))
+        return self._values[name]
+
+    def maps(self) -> pa.Array:
+        """All properties of each record."""
+        records = self._records
+        made = None
+        if HAS_NATIVE:
+            made = native.property_pairs(records.data, records.properties_at, records.properties_bytes)
+        if made is None:
+            return self._pairs.maps()
+        name_ends, names, value_ends, values, ends = made
+        count = len(name_ends) // _OFFSET_BYTES - 1
+        offsets = pa.Array.from_buffers(pa.int32(), len(records) + 1, [None, pa.py_buffer(ends)])
+        return pa.MapArray.from_arrays(offsets, _texts(count, name_ends, names), _texts(count, value_ends, values))
+
+    def _find(self, names: tuple[str, ...]) -> list[pa.Array]:
+        records = self._records
+        made = None
+        if HAS_NATIVE:
+            wanted = [name.encode() for name in names]
+            made = native.property_values(records.data, records.properties_at, records.properties_bytes, wanted)
+        if made is None:
+            return [self._pairs.values_of(name) for name in names]
+        return [_texts(len(records), ends, values, valid, nulls) for ends, values, valid, nulls in made]
+
+    @cached_property
+    def _pairs(self) -> Pairs:
+        return pairs_of(self._records.properties)
+
+
+def _texts(count: int, ends: bytes, data: bytes, valid: Buffer | None = None, nulls: int = 0) -> pa.Array:
+    """An array of strings from the parts that a kernel has made."""
+    bits = pa.py_buffer(valid) if nulls else None
+    return pa.Array.from_buffers(pa.string(), count, [bits, pa.py_buffer(ends), pa.py_buffer(data)], nulls)
 
 
 @dataclass(slots=True, frozen=True)
