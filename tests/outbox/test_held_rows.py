@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import closing
+from typing import Any
 
 import pytest
 from sqlalchemy import create_engine
+from sqlalchemy.exc import SQLAlchemyError
 
 from ternmq import EmbeddedCluster, Message
 from ternmq.errors import InvalidMessage, NetworkError
 from ternmq.outbox.config import OutboxConfig
 from ternmq.outbox.engines import EngineDatabase
+from ternmq.outbox.engines import executing as executing_by
 from ternmq.outbox.rules import judge
 from ternmq.outbox.schema import Dialect, ddl
 from ternmq.outbox.spool import executing
-from ternmq.outbox.table import OutboxTable
+from ternmq.outbox.table import Execute, OutboxTable, Result, Values
 from tests.databases import Database
 from tests.outbox.test_relay import contents, relaying, save, some, take
 from tests.outbox.topics import bodies_of
@@ -61,7 +65,7 @@ async def test_rows_behind_a_dead_one_are_due_when_an_operator_has_settled_it(
         case "retry all":
             await database.run(lambda execute: table.retry(execute, None))
         case _:
-            await database.run(lambda execute: table.discard(execute, [dead]))
+            await database.run(lambda execute: table.discard(execute, [dead], now_ms=1_000))
     expected = [b"a%d" % number for number in range(how == "discard", 7)]
     assert expected == contents(await take(database, "r2", now_ms=1_000))
 
@@ -77,14 +81,140 @@ async def test_rows_behind_a_dead_one_are_found_when_another_program_deleted_it(
     assert [b"a1", b"a2", b"a3", b"a4"] == contents(await take(database, "r3", now_ms=1_000 + HOLD_MS))
 
 
-async def test_rows_behind_one_that_waits_are_due_with_it(database: EngineDatabase) -> None:
-    """J3: an outage makes the first row of each key wait."""
-    await save(database, *some("a", *range(6)))
+async def test_rows_behind_one_that_failed_are_sent_when_it_was(database: EngineDatabase) -> None:
+    """J3: an outage makes the first row of each key wait. It is tried alone; the others need not be due for that."""
+    await save(database, *some("a", *range(30)))
     await fail_first(database, NetworkError("no broker"), now_ms=1_000)
 
     assert [] == await take(database, "r1", rows_max=4, now_ms=1_500)
-    assert [] == await take(database, "r2", rows_max=4, now_ms=1_999)
-    assert [b"a%d" % number for number in range(6)] == contents(await take(database, "r3", now_ms=2_000))
+    assert [] == await take(database, "r2", rows_max=100, now_ms=1_999)
+    found: list[list[bytes]] = []
+    while rows := await take(database, f"s{len(found)}", rows_max=10, now_ms=2_000):
+        found.append(contents(rows))
+        ids, owner = [row.id for row in rows], f"s{len(found) - 1}"
+        await database.run(lambda execute, ids=ids, owner=owner: database.table.delete(execute, ids, owner=owner))
+    assert [[b"a0"], *([b"a%d" % n for n in range(first, min(first + 10, 30))] for first in (1, 11, 21))] == found
+
+
+async def fail_all(database: EngineDatabase, *, now_ms: int) -> None:
+    """One look of a relay while no broker can be reached."""
+    table, config = database.table, OutboxConfig()
+
+    def look(execute: Execute) -> int:
+        rows, postponed = table.take(
+            execute, owner="r1", now_ms=now_ms, lease_ms=9, rows_max=10, bytes_max=1 << 20, hold_ms=HOLD_MS
+        )
+        first = {row.order_key: row for row in reversed(rows)}.values()
+        verdicts = [judge(row, NetworkError("no broker"), now_ms=now_ms, config=config) for row in first]
+        if rows:
+            table.fail(execute, verdicts, owner="r1")
+            table.release(execute, [row.id for row in rows], owner="r1")  # the others
+        return len(rows) + postponed
+
+    while await database.run(look):
+        pass
+
+
+async def test_an_outage_does_not_write_the_rows_of_a_key_again_at_each_attempt(database: EngineDatabase) -> None:
+    """J3: a key with a million rows would be written once a minute, in an outage of the brokers."""
+    await save(database, *some("a", *range(200)), *some("b", 1))
+    query = f"SELECT id, owner, due_ms FROM {database.table.name}"
+
+    async def states() -> set[tuple[object, ...]]:
+        return set(map(tuple, (await database.run(lambda execute: execute(query))).rows))
+
+    written: list[int] = []
+    for second in (1, 2, 4, 8, 16, 32):
+        before = await states()
+        await fail_all(database, now_ms=second * 1_000)
+        written.append(len(await states() - before))
+    assert written[0] > 150
+    assert max(written[2:]) <= 4, "the first row of each key, and the one behind it"
+
+
+async def test_a_first_row_that_is_to_be_sent_later_is_no_failed_one(database: EngineDatabase) -> None:
+    """J3: of another program; those behind it are due with it."""
+    await save(database, *some("a", *range(6)))
+    name = database.table.name
+    await database.run(lambda execute: execute(f"UPDATE {name} SET due_ms = 5000 WHERE id = 1"))
+
+    assert [] == await take(database, "r1", rows_max=4, now_ms=1_000)
+    assert [] == await take(database, "r2", rows_max=4, now_ms=4_999)
+    assert [b"a%d" % number for number in range(6)] == contents(await take(database, "r3", now_ms=5_000))
+
+
+async def test_rows_of_many_keys_that_sleep_are_all_taken_in_the_end(database: EngineDatabase) -> None:
+    """J3: more keys than a take looks behind, more rows than it has place for."""
+    keys = [f"k{number}" for number in range(30)]
+    await save(database, *(message for number in range(4) for key in keys for message in some(key, number)))
+    rows = await take(database, "r0", rows_max=len(keys), now_ms=0)
+    verdicts = [judge(row, InvalidMessage("no"), now_ms=0, config=OutboxConfig()) for row in rows]
+    await database.run(lambda execute: database.table.fail(execute, verdicts, owner="r0"))
+    for number in range(9):
+        assert [] == await take(database, f"r1.{number}", rows_max=20)
+    await database.run(lambda execute: database.table.retry(execute, None))
+
+    found: list[bytes] = []
+    takes = 0
+    while rows := await take(database, f"s{takes}", rows_max=20):
+        found += contents(rows)
+        ids, owner = [row.id for row in rows], f"s{takes}"
+        await database.run(lambda execute, ids=ids, owner=owner: database.table.delete(execute, ids, owner=owner))
+        takes += 1
+    for key in keys:
+        assert [b"%s%d" % (key.encode(), number) for number in range(4)] == [
+            body for body in found if body[:-1] == key.encode()
+        ]
+
+
+@pytest.mark.parametrize("how", ["retry", "discard"])
+@pytest.mark.parametrize("after", range(6))
+async def test_rows_are_found_that_were_put_to_sleep_just_when_an_operator_settled_the_first(
+    any_database: Database, how: str, after: int
+) -> None:
+    """J3: between any two statements of a take. They would be looked at minutes later."""
+    impatient: dict[str, Any] = {
+        "sqlite": {"timeout": 0.1},
+        "postgresql": {"options": "-c lock_timeout=200ms"},
+        "mysql": {"init_command": "SET innodb_lock_wait_timeout = 1"},
+    }[any_database.dialect]
+    engine, other = create_engine(any_database.url()), create_engine(any_database.url(), connect_args=impatient)
+    database, operators = EngineDatabase(engine), EngineDatabase(other)
+    await database.create()
+    await save(database, *some("a", *range(9)))
+    dead = await fail_first(database, InvalidMessage("no"), now_ms=0)
+    table = database.table
+
+    def settle(execute: Execute) -> int:
+        return table.retry(execute, [dead]) if how == "retry" else table.discard(execute, [dead], now_ms=1_000)
+
+    is_settled, statements = False, 0
+
+    def taking(execute: Execute) -> None:
+        def counted(statement: str, values: Values | Sequence[Values] = (), /) -> Result:
+            nonlocal is_settled, statements
+            if statements == after and not is_settled:
+                with contextlib.suppress(SQLAlchemyError), other.begin() as connection:
+                    is_settled = settle(executing_by(connection)) == 1
+            statements += 1
+            return execute(statement, values)
+
+        table.take(counted, owner="r1", now_ms=1_000, lease_ms=1, rows_max=4, bytes_max=1 << 20, hold_ms=HOLD_MS)
+
+    await database.run(taking)
+    assert statements > 5
+    if not is_settled:  # its turn comes when the take has ended
+        assert 1 == await operators.run(settle)
+    found: list[bytes] = []
+    while rows := await take(database, f"s{len(found)}", rows_max=4, now_ms=2_000):
+        ids, owner = [row.id for row in rows], f"s{len(found)}"
+        found += contents(rows)
+        await database.run(lambda execute, ids=ids, owner=owner: table.delete(execute, ids, owner=owner))
+    assert [b"a%d" % number for number in range(how == "discard", 9)] == found
+    await database.close()
+    await operators.close()
+    engine.dispose()
+    other.dispose()
 
 
 async def test_rows_behind_one_that_is_being_sent_stay_due(database: EngineDatabase) -> None:
