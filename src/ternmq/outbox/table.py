@@ -51,6 +51,9 @@ CHANNEL: Final = "ternmq_outbox"
 #: How often a transaction is done again that gave way to another one.
 CONFLICTS_MAX: Final = 10
 
+#: How long the end of a relay waits for a transaction that is under way.
+CLOSE_S: Final = 5.0
+
 #: The owner of rows with a key that wait behind another one, and of what failed and may have such rows behind it.
 HELD: Final = "held"
 
