@@ -39,6 +39,9 @@ OWNER_LENGTH: Final = 64
 #: Body and column ``message`` of a row that a relay reads. No broker takes so much, but any program can insert it, and
 #: then every relay would die of it, one after the other.
 ROW_BYTES_MAX: Final = 64 * 1024 * 1024
+#: The column ``message`` alone: a few bytes of JSON are an object of fifty. What brokers take of it has 32 KiB, escaped
+#: at most six times as much.
+DETAILS_BYTES_MAX: Final = 1024 * 1024
 #: What a row takes in memory beside its body and message: a million tiny ones are not tiny.
 _OBJECT_BYTES: Final = 500
 
@@ -112,8 +115,8 @@ class Row(msgspec.Struct, frozen=True, gc=False):
         """The message; raises ``InvalidMessage`` for a row that is none."""
         if self.unread_bytes:
             raise InvalidMessage(
-                f"row {self.id} of the outbox has {self.unread_bytes} bytes, and relays read {ROW_BYTES_MAX} at most; "
-                "discard it, and send its content in parts"
+                f"row {self.id} of the outbox has {self.unread_bytes} bytes; relays read {ROW_BYTES_MAX} at most, and "
+                f"{DETAILS_BYTES_MAX} of the column 'message'; discard it, and send its content in parts"
             )
         if self.order_key is not None and len(self.order_key) > ORDER_KEY_LENGTH:
             raise InvalidMessage(

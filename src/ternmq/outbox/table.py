@@ -34,6 +34,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
 from ternmq.outbox.entry import (
+    DETAILS_BYTES_MAX,
     ERROR_LENGTH,
     MESSAGE_ID_LENGTH,
     ORDER_KEY_LENGTH,
@@ -268,11 +269,11 @@ class OutboxTable:
         if last := {key: row_id for row_id, key in chosen.keys.items() if key in chosen.marked}:
             self._pass_on(execute, last.values(), now_ms=now_ms)
         size = f"{self._size('body')} + {self._size('message')}"
+        is_read = f"{size} <= {ROW_BYTES_MAX} AND {self._size('message')} <= {DETAILS_BYTES_MAX}"
         found = execute(
             f"SELECT id, {self._short('message_id', MESSAGE_ID_LENGTH)}, {self._short('topic', TOPIC_LENGTH)}, "
-            f"CASE WHEN {size} <= {ROW_BYTES_MAX} THEN body END, "
-            f"CASE WHEN {size} <= {ROW_BYTES_MAX} THEN message END, {self._short('order_key', ORDER_KEY_LENGTH)}, "
-            f"attempts, refusals, {size} "
+            f"CASE WHEN {is_read} THEN body END, CASE WHEN {is_read} THEN message END, "
+            f"{self._short('order_key', ORDER_KEY_LENGTH)}, attempts, refusals, {size} "
             f"FROM {self.name} WHERE id IN ({_numbers(ids)}) AND owner = :owner ORDER BY id",
             {"owner": owner},
         ).rows
