@@ -6,7 +6,6 @@ import contextlib
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from contextlib import closing
-from typing import Any
 
 import pytest
 from sqlalchemy import create_engine
@@ -17,6 +16,7 @@ from ternmq.errors import InvalidMessage, NetworkError
 from ternmq.outbox.config import OutboxConfig
 from ternmq.outbox.engines import EngineDatabase
 from ternmq.outbox.engines import executing as executing_by
+from ternmq.outbox.entry import Row
 from ternmq.outbox.rules import judge
 from ternmq.outbox.schema import Dialect, ddl
 from ternmq.outbox.spool import executing
@@ -44,6 +44,24 @@ async def fail_first(database: EngineDatabase, error: Exception, *, now_ms: int)
     verdict = judge(first, error, now_ms=now_ms, config=OutboxConfig())
     await database.run(lambda execute: database.table.fail(execute, [verdict], owner="r0"))
     return first.id
+
+
+async def all_in_turn(database: EngineDatabase, *, rows_max: int, now_ms: int) -> list[list[bytes]]:
+    """What one take after the other finds, if all of it can be sent."""
+    found: list[list[bytes]] = []
+
+    def take_and_delete(execute: Execute) -> list[Row]:
+        owner = f"s{len(found)}"
+        rows, _ = database.table.take(
+            execute, owner=owner, now_ms=now_ms, lease_ms=9, rows_max=rows_max, bytes_max=1 << 20, hold_ms=HOLD_MS
+        )
+        if rows:
+            database.table.delete(execute, [row.id for row in rows], owner=owner)
+        return rows
+
+    while rows := await database.run(take_and_delete):
+        found.append(contents(rows))
+    return found
 
 
 @pytest.mark.parametrize("how", ["retry", "retry all", "discard"])
@@ -88,11 +106,7 @@ async def test_rows_behind_one_that_failed_are_sent_when_it_was(database: Engine
 
     assert [] == await take(database, "r1", rows_max=4, now_ms=1_500)
     assert [] == await take(database, "r2", rows_max=100, now_ms=1_999)
-    found: list[list[bytes]] = []
-    while rows := await take(database, f"s{len(found)}", rows_max=10, now_ms=2_000):
-        found.append(contents(rows))
-        ids, owner = [row.id for row in rows], f"s{len(found) - 1}"
-        await database.run(lambda execute, ids=ids, owner=owner: database.table.delete(execute, ids, owner=owner))
+    found = await all_in_turn(database, rows_max=10, now_ms=2_000)
     assert [[b"a0"], *([b"a%d" % n for n in range(first, min(first + 10, 30))] for first in (1, 11, 21))] == found
 
 
@@ -154,13 +168,7 @@ async def test_rows_of_many_keys_that_sleep_are_all_taken_in_the_end(database: E
         assert [] == await take(database, f"r1.{number}", rows_max=20)
     await database.run(lambda execute: database.table.retry(execute, None))
 
-    found: list[bytes] = []
-    takes = 0
-    while rows := await take(database, f"s{takes}", rows_max=20):
-        found += contents(rows)
-        ids, owner = [row.id for row in rows], f"s{takes}"
-        await database.run(lambda execute, ids=ids, owner=owner: database.table.delete(execute, ids, owner=owner))
-        takes += 1
+    found = [body for bodies in await all_in_turn(database, rows_max=20, now_ms=1_000) for body in bodies]
     for key in keys:
         assert [b"%s%d" % (key.encode(), number) for number in range(4)] == [
             body for body in found if body[:-1] == key.encode()
@@ -173,12 +181,13 @@ async def test_rows_are_found_that_were_put_to_sleep_just_when_an_operator_settl
     any_database: Database, how: str, after: int
 ) -> None:
     """J3: between any two statements of a take. They would be looked at minutes later."""
-    impatient: dict[str, Any] = {
+    patience: dict[str, dict[str, object]] = {
         "sqlite": {"timeout": 0.1},
         "postgresql": {"options": "-c lock_timeout=200ms"},
         "mysql": {"init_command": "SET innodb_lock_wait_timeout = 1"},
-    }[any_database.dialect]
-    engine, other = create_engine(any_database.url()), create_engine(any_database.url(), connect_args=impatient)
+    }
+    engine = create_engine(any_database.url())
+    other = create_engine(any_database.url(), connect_args=patience[any_database.dialect])
     database, operators = EngineDatabase(engine), EngineDatabase(other)
     await database.create()
     await save(database, *some("a", *range(9)))
@@ -205,11 +214,7 @@ async def test_rows_are_found_that_were_put_to_sleep_just_when_an_operator_settl
     assert statements > 5
     if not is_settled:  # its turn comes when the take has ended
         assert 1 == await operators.run(settle)
-    found: list[bytes] = []
-    while rows := await take(database, f"s{len(found)}", rows_max=4, now_ms=2_000):
-        ids, owner = [row.id for row in rows], f"s{len(found)}"
-        found += contents(rows)
-        await database.run(lambda execute, ids=ids, owner=owner: table.delete(execute, ids, owner=owner))
+    found = [body for bodies in await all_in_turn(database, rows_max=4, now_ms=2_000) for body in bodies]
     assert [b"a%d" % number for number in range(how == "discard", 9)] == found
     await database.close()
     await operators.close()

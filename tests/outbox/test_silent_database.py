@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 
 import pytest
 
 from ternmq import EmbeddedCluster
-from ternmq.outbox.side_thread import SideThread
 from tests.databases import mariadb, postgresql
 
 PROGRAM = """
@@ -47,29 +45,3 @@ def test_a_program_ends_though_its_database_does_not_answer(cluster: EmbeddedClu
             server.resume()
             program.kill()
             program.wait()
-
-
-async def test_calls_are_made_one_after_the_other_and_errors_are_the_callers() -> None:
-    """J3"""
-    thread = SideThread("aside")
-    names: list[str] = []
-
-    def work(number: int) -> int:
-        names.append(threading.current_thread().name)
-        return 10 // number
-
-    assert 5 == await thread.run(work, 2)
-    with pytest.raises(ZeroDivisionError):
-        await thread.run(work, 0)
-    assert 10 == await thread.run(work, 1)
-    assert ["aside"] * 3 == names
-    thread.end()
-
-
-async def test_the_thread_ends_with_what_it_belongs_to() -> None:
-    """J3: programs may make an outbox for each test, and forget it."""
-    thread = SideThread("forgotten")
-    mine = await thread.run(threading.current_thread)
-    del thread
-    mine.join(60)
-    assert not mine.is_alive()

@@ -13,8 +13,8 @@ from ternmq.conflicts import is_conflict
 from ternmq.errors import ConfigError, OutboxFailed, OutboxMissing
 from ternmq.outbox.entry import ERROR_LENGTH, MESSAGE_ID_LENGTH, ORDER_KEY_LENGTH, OWNER_LENGTH, TOPIC_LENGTH
 from ternmq.outbox.schema import TABLE, Dialect, check_name, index_name
-from ternmq.outbox.side_thread import SideThread
 from ternmq.outbox.table import CHANNEL, CLOSE_S, CONFLICTS_MAX, Execute, OutboxTable, Result, Values
+from ternmq.side_threads import SideThreads
 
 try:
     from sqlalchemy import (
@@ -151,7 +151,7 @@ class EngineDatabase:
         self._commits_itself = dialect is not Dialect.SQLITE
         kept = {"isolation_level": "AUTOCOMMIT"} if self._commits_itself else {}
         self._to_keep = plain.execution_options(compiled_cache=None, **kept)
-        self._thread: SideThread | None = None
+        self._thread: SideThreads | None = None
         self._pid = os.getpid()
         self._kept: Connection | None = None
 
@@ -164,7 +164,7 @@ class EngineDatabase:
             if self._thread is None or self._pid != os.getpid():
                 # After a fork, the thread and its connection are the parent's.
                 self._pid, self._kept = os.getpid(), None
-                self._thread = SideThread("ternmq-outbox")
+                self._thread = SideThreads("ternmq-outbox")
             return await self._thread.run(self._run_kept, work, is_single)
         for left in reversed(range(CONFLICTS_MAX)):
             try:
@@ -303,7 +303,7 @@ class EngineDatabase:
         if self.is_async or self.table.dialect is not Dialect.POSTGRESQL or self._plain.dialect.driver != "psycopg":
             yield None
             return
-        thread = SideThread("ternmq-outbox-listen")
+        thread = SideThreads("ternmq-outbox-listen")
         connecting = thread.start(self._listening)
         try:
             listening = await asyncio.shield(asyncio.wrap_future(connecting))

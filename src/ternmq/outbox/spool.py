@@ -36,8 +36,8 @@ from ternmq.outbox.relay import Counters, Relay
 from ternmq.outbox.rules import Failure, failure_of
 from ternmq.outbox.schema import TABLE, Dialect, ddl
 from ternmq.outbox.service import Service, unique_ids
-from ternmq.outbox.side_thread import SideThread
 from ternmq.outbox.table import Execute, OutboxTable, Result, Values
+from ternmq.side_threads import SideThreads
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ class SpoolFile:
         self.table = OutboxTable(TABLE, Dialect.SQLITE)
         self._create = create
         # One thread: SQLite has one writer, and its connection belongs to a thread.
-        self._thread = SideThread("ternmq-spool")
+        self._thread = SideThreads("ternmq-spool")
         self._connection: sqlite3.Connection | None = None
 
     async def run(self, work: Callable[[Execute], T], *, is_single: bool = False) -> T:  # noqa: ARG002 - all alike

@@ -14,8 +14,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ternmq.conflicts import is_conflict
 from ternmq.errors import OutboxFailed, OutboxMissing
 from ternmq.outbox.schema import TABLE, Dialect
-from ternmq.outbox.side_thread import SideThread
 from ternmq.outbox.table import CLOSE_S, CONFLICTS_MAX, Execute, OutboxTable, Result, Values
+from ternmq.side_threads import SideThreads
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class DjangoDatabase:
             Dialect.of(connection.vendor),
             skip_locked=bool(connection.features.has_select_for_update_skip_locked),
         )
-        self._thread = SideThread(f"ternmq-outbox-{alias}")
+        self._thread = SideThreads(f"ternmq-outbox-{alias}")
 
     async def run(self, work: Callable[[Execute], T], *, is_single: bool = False) -> T:
         """Do ``work`` in one transaction, and commit it; a single statement needs none. Raises ``OutboxFailed``."""
