@@ -6,6 +6,7 @@ import contextlib
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from contextlib import closing
+from random import Random
 
 import pytest
 from sqlalchemy import create_engine
@@ -248,6 +249,17 @@ async def test_a_key_with_more_rows_than_a_take_looks_at_holds_up_no_others(data
     assert [b"b1"] == contents(await take(database, "r2", rows_max=4, now_ms=1_000))
 
 
+async def test_a_key_whose_first_row_was_taken_by_a_killed_relay_is_found_after_the_lease(
+    database: EngineDatabase,
+) -> None:
+    """J3: the end of the lease is later than the time of the many rows behind it."""
+    await save(database, *some("a", *range(100)))
+    await take(database, "killed", rows_max=1, now_ms=1_000)
+
+    assert [] == await take(database, "r1", rows_max=2, now_ms=60_999)
+    assert [b"a0", b"a1"] == contents(await take(database, "r2", rows_max=2, now_ms=61_000))
+
+
 async def test_rows_that_a_killed_relay_had_taken_are_recalled_too(database: EngineDatabase) -> None:
     """J3: their leases are over when they are postponed."""
     await save(database, *some("a", *range(6)))
@@ -309,6 +321,84 @@ def test_a_take_does_not_read_all_rows_behind_a_dead_one() -> None:
 
     assert many_first < 2 * first
     assert many_last < 2 * last < first
+
+
+@pytest.mark.parametrize("first", range(0, 15, 5))
+def test_no_row_sleeps_behind_none(first: int) -> None:
+    """J3: whatever relays, operators and kills did, what waits is found without the end of its sleep."""
+    for seed in range(first, first + 5):
+        live_with_hot_keys(seed)
+
+
+def live_with_hot_keys(seed: int) -> None:
+    random, table, never_ms = Random(seed), OutboxTable("ternmq_outbox", Dialect.SQLITE), 10**15
+    rows_max, keys = random.choice((1, 3, 10)), random.choice((1, 3, 30))
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        for statement in ddl(Dialect.SQLITE):
+            connection.execute(statement)
+        execute, now_ms, takes, leased = executing(connection), 1_000, 0, list[tuple[str, list[Row]]]()
+
+        def take() -> int:
+            nonlocal takes
+            takes += 1
+            rows, postponed = table.take(
+                execute,
+                owner=f"r{takes}",
+                now_ms=now_ms,
+                lease_ms=60_000,
+                rows_max=rows_max,
+                bytes_max=1 << 20,
+                hold_ms=never_ms,
+            )
+            if rows:
+                leased.append((f"r{takes}", rows))
+            return len(rows) + postponed
+
+        def settle() -> None:
+            owner, rows = leased.pop(random.randrange(len(leased)))
+            how, held = random.choice(("sent", "failed", "refused", "mixed", "killed")), set[str | None]()
+            for row in rows if how != "killed" else ():
+                if row.order_key in held:
+                    table.release(execute, [row.id], owner=owner)
+                elif how == "sent" or (how == "mixed" and random.random() < 0.6):
+                    table.delete(execute, [row.id], owner=owner)
+                else:
+                    error = InvalidMessage("no") if how == "refused" else NetworkError("no broker")
+                    table.fail(execute, [judge(row, error, now_ms=now_ms, config=OutboxConfig())], owner=owner)
+                    held.add(row.order_key)
+
+        for _ in range(random.randrange(20, 200)):
+            match random.choice(("save", "take", "take", "settle", "settle", "retry", "discard", "time")):
+                case "save":
+                    key = f"t:{random.randrange(keys)}"
+                    connection.executemany(
+                        "INSERT INTO ternmq_outbox (topic, body, message, order_key) VALUES ('t', 'x', '{}', ?)",
+                        [(key,)] * random.choice((1, 5, 60)),
+                    )
+                case "take":
+                    take()
+                case "settle" if leased:
+                    settle()
+                case "retry" | "discard" as how:
+                    dead = [one.id for one in table.dead(execute, count_max=99)]
+                    some_dead = random.sample(dead, random.randrange(len(dead) + 1))
+                    if some_dead and how == "retry":
+                        table.retry(execute, some_dead)
+                    elif some_dead:
+                        table.discard(execute, some_dead, now_ms=now_ms)
+                case "time":
+                    now_ms += random.choice((100, 5_000, 70_000))
+        now_ms += 200_000
+        table.retry(execute, None)
+        leased.clear()
+        while take():
+            owner, rows = leased.pop() if leased else ("", [])
+            for row in rows:
+                earlier = "SELECT 1 FROM ternmq_outbox WHERE order_key = ? AND id < ?"
+                assert connection.execute(earlier, (row.order_key, row.id)).fetchone() is None, f"seed {seed}: order"
+                table.delete(execute, [row.id], owner=owner)
+        left = connection.execute("SELECT COUNT(*) FROM ternmq_outbox").fetchone()
+        assert left == (0,), f"seed {seed}: rows sleep behind none"
 
 
 async def test_one_sweep_finds_what_is_behind_thousands_of_held_rows(

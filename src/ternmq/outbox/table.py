@@ -313,10 +313,17 @@ class OutboxTable:
         free = self._free(execute, oldest, now_ms=now_ms, rows_max=rows_max)
         postponed = 0
         if len(oldest) == rows_max and len(free.sizes) < max(rows_max // 2, 1):
-            # Most of them are held by others, or another relay takes them now.
-            postponed = self._postpone(execute, oldest.keys() - free.sizes, oldest, now_ms=now_ms, hold_ms=hold_ms)
+            # Most of them are held by others, or another relay takes them now. Those others may be due as well, and be
+            # found much later, as the end of a lease or of a back-off is later than the time of what never failed.
+            held = {row_id: oldest[row_id] for row_id in oldest.keys() - free.sizes}
+            firsts = self._firsts(execute, held)
+            free.update(self._free(execute, firsts.values(), last_id=max(oldest), now_ms=now_ms, rows_max=rows_max))
+            postponed = self._postpone(execute, held, firsts, now_ms=now_ms, hold_ms=hold_ms)
             further = self._oldest(execute, now_ms=now_ms, rows_max=rows_max * _LOOK_FURTHER)
             free.update(self._free(execute, further, now_ms=now_ms, rows_max=rows_max))
+            if not free.sizes and not postponed:
+                firsts = self._firsts(execute, further)
+                free = self._free(execute, firsts.values(), last_id=max(further), now_ms=now_ms, rows_max=rows_max)
             if not free.sizes and not postponed:
                 # All of them are behind rows that are being sent, of keys that have more rows than are looked at.
                 others = self._oldest(execute, now_ms=now_ms, rows_max=rows_max, without=set(further.values()))
@@ -347,48 +354,56 @@ class OutboxTable:
         ).rows
         return {_number(row_id): key for row_id, key in found}
 
-    def _postpone(
-        self, execute: Execute, ids: Iterable[int], keys: Mapping[int, object], *, now_ms: int, hold_ms: int
-    ) -> int:
-        """Put those rows to sleep whose first one of the key is dead or waits; returns how many."""
-        held = {row_id: keys[row_id] for row_id in ids if keys[row_id] is not None}
-        if not held:
-            return 0
-        one_of_each = {key: row_id for row_id, key in held.items()}
+    def _firsts(self, execute: Execute, rows: Mapping[int, object]) -> dict[object, int]:
+        """The first row of each key of these rows that are behind another one, by their keys."""
+        one_of_each = {key: row_id for row_id, key in rows.items() if key is not None}
+        if not one_of_each:
+            return {}
         # ORDER BY and LIMIT find the first one without a look at the others.
         found = execute(
             f"SELECT o.id, f.id FROM {self.name} o, {self.name} f "
             f"WHERE o.id IN ({_numbers(one_of_each.values())}) AND f.id = "
             f"(SELECT p.id FROM {self.name} p WHERE p.order_key = o.order_key ORDER BY p.id LIMIT 1)"
         ).rows
-        first_of = {held[_number(row_id)]: _number(first) for row_id, first in found if first != row_id}
-        if not first_of:
+        return {rows[_number(row_id)]: _number(first) for row_id, first in found if first != row_id}
+
+    def _postpone(
+        self,
+        execute: Execute,
+        held: Mapping[int, object],
+        firsts: Mapping[object, int],
+        *,
+        now_ms: int,
+        hold_ms: int,
+    ) -> int:
+        """Put those rows to sleep whose first one of the key is dead or waits; returns how many."""
+        if not firsts:
             return 0
         if self.dialect is Dialect.SQLITE:
             # It has no locks of rows, and Python's driver begins a transaction with the first change.
-            execute(f"UPDATE {self.name} SET state = state WHERE id IN ({_numbers(first_of.values())})")
+            execute(f"UPDATE {self.name} SET state = state WHERE id IN ({_numbers(firsts.values())})")
         # Leases may end at any moment.
-        firsts = execute(
-            f"SELECT id, state, due_ms, owner FROM {self._by_id} WHERE id IN ({_numbers(first_of.values())}) "
+        waiting = execute(
+            f"SELECT id, state, due_ms, owner FROM {self._by_id} WHERE id IN ({_numbers(firsts.values())}) "
             f"AND (state + 0 <> {WAITING} OR (due_ms + 0 > {int(now_ms)} AND (owner IS NULL OR owner = '{HELD}'))) "
             f"ORDER BY id{self._lock}"
         ).rows
         # A row of another program that is to be sent later has not failed: those behind it are due with it.
         until_ms = {
             _number(row_id): _number(due_ms) if state == WAITING and its_owner is None else None
-            for row_id, state, due_ms, its_owner in firsts
+            for row_id, state, due_ms, its_owner in waiting
         }
         postponed = 0
         for sleeps in (True, False):
             group = [
                 row_id
                 for row_id, key in held.items()
-                if first_of.get(key) in until_ms and (until_ms[first_of[key]] is None) is sleeps
+                if firsts.get(key) in until_ms and (until_ms[firsts[key]] is None) is sleeps
             ]
             if group:
                 # The earliest time for all of them: one UPDATE, whatever the number of keys.
                 owner = f"'{HELD}'" if sleeps else "NULL"
-                due_ms = min(until_ms[first_of[held[row_id]]] or now_ms + hold_ms for row_id in group)
+                due_ms = min(until_ms[firsts[held[row_id]]] or now_ms + hold_ms for row_id in group)
                 postponed += execute(
                     # Their leases, if they had any, are over.
                     f"UPDATE {self._by_id} SET due_ms = {due_ms}, owner = {owner} "
@@ -396,8 +411,10 @@ class OutboxTable:
                 ).changed
         return postponed
 
-    def _free(self, execute: Execute, oldest: Collection[int], *, now_ms: int, rows_max: int) -> _Free:
-        """Those of the ``oldest`` rows that can be taken now, and rows behind them."""
+    def _free(
+        self, execute: Execute, oldest: Collection[int], *, now_ms: int, rows_max: int, last_id: int = 0
+    ) -> _Free:
+        """Those of the ``oldest`` rows that can be taken now, and rows behind them (up to ``last_id``)."""
         free = _Free()
         if not oldest:
             return free
@@ -421,7 +438,9 @@ class OutboxTable:
                 if not _times(attempts):
                     with_others.append(key)
         if with_others:
-            free.update(self._behind(execute, with_others, last_id=max(oldest), now_ms=now_ms, rows_max=rows_max))
+            free.update(
+                self._behind(execute, with_others, last_id=last_id or max(oldest), now_ms=now_ms, rows_max=rows_max)
+            )
             self._add_sleeping(execute, free, with_others, now_ms=now_ms, rows_max=rows_max)
         return free
 
