@@ -275,6 +275,24 @@ async def test_rows_that_a_killed_relay_had_taken_are_recalled_too(database: Eng
     assert contents(taken) == contents(await take(database, "r2", now_ms=later_ms))
 
 
+def test_rows_that_others_take_between_two_looks_are_no_error() -> None:
+    """J3: without locks of rows, all that was there may be gone."""
+    table = OutboxTable("ternmq_outbox", Dialect.SQLITE)
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        for statement in ddl(Dialect.SQLITE):
+            connection.execute(statement)
+        connection.execute("INSERT INTO ternmq_outbox (topic, body, message) VALUES ('orders', 'x', '{}')")
+        execute = executing(connection)
+
+        def taken_away(statement: str, values: Values | Sequence[Values] = (), /) -> Result:
+            result = execute(statement, values)
+            connection.execute("DELETE FROM ternmq_outbox")
+            return result
+
+        taken = table.take(taken_away, owner="r1", now_ms=1, lease_ms=9, rows_max=1, bytes_max=9, hold_ms=9)
+    assert ([], 0) == taken
+
+
 def steps_behind_a_dead_row(count: int) -> tuple[int, int]:
     """What SQLite does for one take with so many rows behind a dead one, at first and in the end, in units of 100 of
     its instructions."""

@@ -323,7 +323,9 @@ class OutboxTable:
             free.update(self._free(execute, further, now_ms=now_ms, rows_max=rows_max))
             if not free.sizes and not postponed:
                 firsts = self._firsts(execute, further)
-                free = self._free(execute, firsts.values(), last_id=max(further), now_ms=now_ms, rows_max=rows_max)
+                free = self._free(
+                    execute, firsts.values(), last_id=max(further, default=0), now_ms=now_ms, rows_max=rows_max
+                )
             if not free.sizes and not postponed:
                 # All of them are behind rows that are being sent, of keys that have more rows than are looked at.
                 others = self._oldest(execute, now_ms=now_ms, rows_max=rows_max, without=set(further.values()))
