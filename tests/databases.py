@@ -139,7 +139,9 @@ class Server(ABC):
     def resume(self) -> None:
         assert self._process is not None
         for pid in (self._process.pid, *_children_of(self._process.pid)):
-            os.kill(pid, signal.SIGCONT)
+            # It may have been told to end meanwhile.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
     def close(self) -> None:
         """End it, and delete its files."""

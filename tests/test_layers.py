@@ -18,7 +18,7 @@ LEVELS: Final = {
     for level, names in enumerate(
         (
             "message names errors conflicts config rocketmq_settings env allocation telemetry tasks turns types files"
-            " rare_log kernels _native",
+            " side_threads rare_log kernels _native",
             "wire filter",
             "store net",
             "auth delay transaction pop share replication raft client",

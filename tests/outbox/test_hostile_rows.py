@@ -74,8 +74,22 @@ async def test_a_row_too_large_to_be_read_is_dead_with_the_reason(
     async with relaying(spool, cluster) as relay:
         await relay.sweep()
     [dead] = await spool.run(lambda execute: spool.table.dead(execute, count_max=9))
-    assert "has 70000002 bytes, and relays read 67108864 at most" in dead.error
+    assert "has 70000002 bytes; relays read 67108864 at most" in dead.error
     assert [b"ok"] == await bodies_of(cluster.name_servers, f"hostile-{name}")
+
+
+async def test_details_too_large_to_be_decoded_are_dead_with_the_reason(
+    cluster: EmbeddedCluster, spool: SpoolFile
+) -> None:
+    """J3: 64 MiB of JSON can be a gigabyte of objects."""
+    many = '{"keys": [' + '"",' * 400_000 + '""]}'
+    row = f"('hostile-many', x'01', '{many}', 0, 0), ('hostile-many', x'6f6b', '{{}}', 0, 0)"
+    await spool.run(lambda execute: execute(f"{INSERT} {row}"))
+    async with relaying(spool, cluster) as relay:
+        await relay.sweep()
+    [dead] = await spool.run(lambda execute: spool.table.dead(execute, count_max=9))
+    assert "1048576 of the column 'message'" in dead.error
+    assert [b"ok"] == await bodies_of(cluster.name_servers, "hostile-many")
 
 
 async def test_operators_see_rows_with_columns_of_another_type(spool: SpoolFile) -> None:

@@ -195,7 +195,9 @@ async def test_two_relays_that_chose_the_same_rows_share_no_key(any_database: Da
     )
     assert [b"a1", b"a2"] == contents(await take(database, "fast", rows_max=2))
     await save(database, *some("a", 3))
-    slow._chosen = lambda execute, **_: ([*chosen, chosen[-1] + 1], 0)  # type: ignore[method-assign]
+    behind = max(chosen.sizes) + 1
+    chosen.sizes[behind], chosen.keys[behind] = 1, "orders:a"
+    slow._chosen = lambda execute, **_: (chosen, 0)  # type: ignore[method-assign]
 
     rows, _ = await database.run(
         lambda execute: slow.take(execute, owner="slow", now_ms=1_000, lease_ms=9, rows_max=9, bytes_max=9_999)

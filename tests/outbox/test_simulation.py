@@ -56,7 +56,7 @@ def test_a_relay_that_ignores_the_first_of_a_key_is_caught() -> None:
     """J3: a message would overtake one that failed or is being sent."""
     chosen = OutboxTable._chosen
 
-    def careless(self: OutboxTable, execute: Execute, **rest: int) -> tuple[list[int], int]:
+    def careless(self: OutboxTable, execute: Execute, **rest: int) -> object:
         def changed(statement: str, values: object = (), /) -> object:
             return execute(statement.replace("NOT EXISTS", "1 = 1 OR EXISTS"), values)  # type: ignore[arg-type]
 

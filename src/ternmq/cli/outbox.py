@@ -231,8 +231,10 @@ def discard(
         tern outbox discard 17 -d postgresql+psycopg://shop@127.0.0.1/shop
     """
 
+    now_ms = SystemClock().now_ms()
+
     async def of(database: Database) -> int:
-        return await database.run(lambda execute: database.table.discard(execute, ids))
+        return await database.run(lambda execute: database.table.discard(execute, ids, now_ms=now_ms))
 
     numbers = ", ".join(map(str, ids[:32])) + (" …" if len(ids) > 32 else "")
     confirm([f"the dead messages {numbers} are deleted for ever"], "delete them?", yes=yes)

@@ -14,7 +14,6 @@ A consumer that lost its lease finds no such row, and its whole transaction is r
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import re
@@ -39,6 +38,7 @@ from ternmq.once.guard import (
     outcome,
 )
 from ternmq.once.keystore import ABANDONED_MS, NAME_LENGTH, TOKEN_LENGTH, Decide, KeyEntry, State
+from ternmq.side_threads import SideThreads
 
 try:
     from sqlalchemy import (
@@ -76,6 +76,8 @@ T = TypeVar("T")
 
 TABLE: Final = "ternmq_once"
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,50}(\.[A-Za-z_][A-Za-z0-9_]{0,50})?")
+#: How many changes an ``Engine`` makes at the same time.
+_THREADS_MAX: Final = 8
 #: Attempts of a change that loses to others, each time.
 _RACES_MAX: Final = 100
 #: The server's time in ms since 1970, when the statement runs.
@@ -149,6 +151,7 @@ class SqlAlchemyKeys:
         options: dict[str, Any] = {} if dialect == "sqlite" else {"isolation_level": "READ COMMITTED"}
         self._plain = plain.execution_options(**options)
         self._async = AsyncEngine(self._plain) if isinstance(engine, AsyncEngine) else None
+        self._threads = SideThreads("ternmq-once", _THREADS_MAX)
         self._sessions = sessions or (
             (lambda: AsyncSession(engine)) if isinstance(engine, AsyncEngine) else (lambda: Session(engine))
         )
@@ -261,7 +264,7 @@ class SqlAlchemyKeys:
         for left in reversed(range(_RACES_MAX)):
             try:
                 if self._async is None:
-                    return await asyncio.to_thread(self._run_here, work)
+                    return await self._threads.run(self._run_here, work)
                 async with self._async.begin() as connection:
                     return await connection.run_sync(work)
             except IntegrityError:
@@ -285,7 +288,7 @@ class SqlAlchemyKeys:
         missing: list[str] = []
         with contextlib.suppress(SQLAlchemyError, OSError):
             if self._async is None:
-                missing = await asyncio.to_thread(lambda: self._missing(self._plain))
+                missing = await self._threads.run(self._missing, self._plain)
             else:
                 async with self._async.connect() as connection:
                     missing = await connection.run_sync(self._missing)

@@ -6,14 +6,15 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
 from ternmq.conflicts import is_conflict
 from ternmq.errors import ConfigError, OutboxFailed, OutboxMissing
 from ternmq.outbox.entry import ERROR_LENGTH, MESSAGE_ID_LENGTH, ORDER_KEY_LENGTH, OWNER_LENGTH, TOPIC_LENGTH
 from ternmq.outbox.schema import TABLE, Dialect, check_name, index_name
-from ternmq.outbox.table import CHANNEL, CONFLICTS_MAX, Execute, OutboxTable, Result, Values
+from ternmq.outbox.table import CHANNEL, CLOSE_S, CONFLICTS_MAX, Execute, OutboxTable, Result, Values
+from ternmq.side_threads import SideThreads
 
 try:
     from sqlalchemy import (
@@ -50,8 +51,6 @@ _BEGIN: Final = {
 }
 #: How often a listener looks whether it shall end.
 _LISTEN_S: Final = 1.0
-#: How long the end waits for a transaction that is under way.
-_CLOSE_S: Final = 5.0
 
 
 def outbox_table(metadata: MetaData, name: str = TABLE) -> Table:
@@ -95,6 +94,11 @@ def outbox_table(metadata: MetaData, name: str = TABLE) -> Table:
         schema=schema or None,
         sqlite_autoincrement=True,
     )
+
+
+def _close(connecting: Future[Any]) -> None:
+    if connecting.exception() is None:
+        connecting.result().close()
 
 
 def executing(connection: Connection) -> Execute:
@@ -147,7 +151,7 @@ class EngineDatabase:
         self._commits_itself = dialect is not Dialect.SQLITE
         kept = {"isolation_level": "AUTOCOMMIT"} if self._commits_itself else {}
         self._to_keep = plain.execution_options(compiled_cache=None, **kept)
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread: SideThreads | None = None
         self._pid = os.getpid()
         self._kept: Connection | None = None
 
@@ -160,8 +164,8 @@ class EngineDatabase:
             if self._thread is None or self._pid != os.getpid():
                 # After a fork, the thread and its connection are the parent's.
                 self._pid, self._kept = os.getpid(), None
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="ternmq-outbox")
-            return await asyncio.get_running_loop().run_in_executor(self._thread, self._run_kept, work, is_single)
+                self._thread = SideThreads("ternmq-outbox")
+            return await self._thread.run(self._run_kept, work, is_single)
         for left in reversed(range(CONFLICTS_MAX)):
             try:
                 async with self._async.begin() as connection:
@@ -299,26 +303,20 @@ class EngineDatabase:
         if self.is_async or self.table.dialect is not Dialect.POSTGRESQL or self._plain.dialect.driver != "psycopg":
             yield None
             return
-        with ThreadPoolExecutor(1, thread_name_prefix="ternmq-outbox-listen") as thread:
-            loop = asyncio.get_running_loop()
-            connecting = loop.run_in_executor(thread, self._listening)
-            try:
-                listening = await asyncio.shield(connecting)
-            except asyncio.CancelledError:
-                # The thread goes on, and what it opens must be closed.
-                with contextlib.suppress(OutboxFailed):
-                    (await connecting).close()
-                raise
-            try:
+        thread = SideThreads("ternmq-outbox-listen")
+        connecting = thread.start(self._listening)
+        try:
+            listening = await asyncio.shield(asyncio.wrap_future(connecting))
 
-                async def notified() -> None:
-                    while not await loop.run_in_executor(thread, self._has_notified, listening):
-                        pass
+            async def notified() -> None:
+                while not await thread.run(self._has_notified, listening):
+                    pass
 
-                yield notified
-            finally:
-                # An attempt that is under way ends within a second.
-                await asyncio.shield(loop.run_in_executor(thread, listening.close))
+            yield notified
+        finally:
+            # What it may still be about to open is closed, too: not waited for, as a database may not answer.
+            thread.start(_close, connecting)
+            thread.end()
 
     def _listening(self) -> Any:
         """A connection of psycopg that listens, apart from the pool: it waits for ever."""
@@ -344,6 +342,6 @@ class EngineDatabase:
         thread, self._thread = self._thread, None
         if thread is not None:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_CLOSE_S):
-                    await asyncio.get_running_loop().run_in_executor(thread, self._give_kept_back)
-            thread.shutdown(wait=False)
+                async with asyncio.timeout(CLOSE_S):
+                    await thread.run(self._give_kept_back)
+            thread.end()

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -40,8 +39,11 @@ OWNER_LENGTH: Final = 64
 #: Body and column ``message`` of a row that a relay reads. No broker takes so much, but any program can insert it, and
 #: then every relay would die of it, one after the other.
 ROW_BYTES_MAX: Final = 64 * 1024 * 1024
+#: The column ``message`` alone: a few bytes of JSON are an object of fifty. What brokers take of it has 32 KiB, escaped
+#: at most six times as much.
+DETAILS_BYTES_MAX: Final = 1024 * 1024
 #: What a row takes in memory beside its body and message: a million tiny ones are not tiny.
-_OBJECT_BYTES: Final = 300
+_OBJECT_BYTES: Final = 500
 
 
 class _Details(msgspec.Struct, omit_defaults=True):
@@ -62,8 +64,7 @@ _encoder: Final = msgspec.json.Encoder()
 _decoder: Final = msgspec.json.Decoder(_Details)
 
 
-@dataclass(slots=True, frozen=True)
-class NewRow:
+class NewRow(msgspec.Struct, frozen=True, gc=False):
     """A row to insert."""
 
     message_id: str
@@ -71,15 +72,13 @@ class NewRow:
     body: bytes
     message: str
     order_key: str | None
+    #: What is saved, as the process that saves it sends it: a copy that the application cannot change any more.
+    sendable: Message
+    #: What it takes in memory, about.
+    size_bytes: int
 
-    @property
-    def size_bytes(self) -> int:
-        """What it takes in memory, about."""
-        return len(self.body) + text_bytes(self.message) + _OBJECT_BYTES
 
-
-@dataclass(slots=True, frozen=True)
-class Row:
+class Row(msgspec.Struct, frozen=True, gc=False):
     """A row that was taken, to be sent."""
 
     id: int
@@ -92,6 +91,8 @@ class Row:
     refusals: int = 0
     #: The bytes of a row that is too large to be read; its body and message are empty here.
     unread_bytes: int = 0
+    #: The message, checked already, if this process has saved it.
+    sendable: Message | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -100,14 +101,22 @@ class Row:
     @classmethod
     def of(cls, row_id: int, entry: NewRow) -> Row:
         """An entry of this process that was committed, without reading it back."""
-        return cls(row_id, entry.message_id, entry.topic, entry.body, entry.message, entry.order_key)
+        return cls(
+            row_id,
+            entry.message_id,
+            entry.topic,
+            entry.body,
+            entry.message,
+            entry.order_key,
+            sendable=entry.sendable,
+        )
 
     def to_message(self) -> Message:
         """The message; raises ``InvalidMessage`` for a row that is none."""
         if self.unread_bytes:
             raise InvalidMessage(
-                f"row {self.id} of the outbox has {self.unread_bytes} bytes, and relays read {ROW_BYTES_MAX} at most; "
-                "discard it, and send its content in parts"
+                f"row {self.id} of the outbox has {self.unread_bytes} bytes; relays read {ROW_BYTES_MAX} at most, and "
+                f"{DETAILS_BYTES_MAX} of the column 'message'; discard it, and send its content in parts"
             )
         if self.order_key is not None and len(self.order_key) > ORDER_KEY_LENGTH:
             raise InvalidMessage(
@@ -166,7 +175,23 @@ def to_entry(message: Message, *, message_id: str, body_bytes_max: int) -> NewRo
         text = _encoder.encode(details).decode()
     except (TypeError, msgspec.MsgspecError) as error:
         raise InvalidMessage(f"the message to {message.topic!r} cannot be saved: {error}") from None
-    return NewRow(message_id, message.topic, bytes(message.body), text, order_key_of(message))
+    body = bytes(message.body)
+    sendable = Message(
+        message.topic,
+        body,
+        message.tags,
+        # As they are read back: what is sent at once and what is sent later are alike.
+        " ".join(details.keys),
+        dict(message.properties),
+        message.flag,
+        message.delay_level,
+        message.sharding_key,
+        message.wait_store_ok,
+        message.deliver_at,
+        message.delay,
+    )
+    size_bytes = len(body) + 2 * text_bytes(text) + _OBJECT_BYTES
+    return NewRow(message_id, message.topic, body, text, order_key_of(message), sendable, size_bytes)
 
 
 def fitting(entries: Iterable[NewRow], *, used_bytes: int, bytes_max: int) -> list[NewRow]:

@@ -11,7 +11,8 @@ message      all else of it, as a JSON object (``entry``)
 order_key    rows with the same one are sent one after the other; NULL: in any order
 state        0 waiting, 1 dead
 due_ms       when it may be taken, in ms since 1970: 0 at once. A later time is the end of a lease or of a back-off
-owner        which process has taken it, until ``due_ms``; NULL: none
+owner        which process has taken it, until ``due_ms``; NULL: none. ``held``: it waits behind another row of its key,
+             or has failed and may have such rows behind it (``table``)
 attempts     failed attempts
 refusals     those of them in which a broker refused the message
 error        the reason of the last one

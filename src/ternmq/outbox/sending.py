@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from ternmq.client.config import COMPRESSIONS
 from ternmq.client.send.outgoing import Outgoing, prepare, prepare_batch, shrink
 from ternmq.client.send.producer import Producer
@@ -43,8 +45,7 @@ class Results:
     unsent: list[Row] = field(default_factory=list)
 
 
-@dataclass(slots=True, frozen=True)
-class Parcel:
+class Parcel(msgspec.Struct, frozen=True, gc=False):
     """A row with its message."""
 
     row: Row
@@ -96,6 +97,9 @@ class RowSending:
         for row in rows:
             if row.order_key in bad:
                 results.unsent.append(row)
+                continue
+            if row.sendable is not None:
+                parcels.append(Parcel(row, row.sendable))
                 continue
             try:
                 message = row.to_message()

@@ -21,7 +21,6 @@ import asyncio
 import contextlib
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
@@ -38,6 +37,7 @@ from ternmq.outbox.rules import Failure, failure_of
 from ternmq.outbox.schema import TABLE, Dialect, ddl
 from ternmq.outbox.service import Service, unique_ids
 from ternmq.outbox.table import Execute, OutboxTable, Result, Values
+from ternmq.side_threads import SideThreads
 
 T = TypeVar("T")
 
@@ -53,12 +53,12 @@ class SpoolFile:
         self.table = OutboxTable(TABLE, Dialect.SQLITE)
         self._create = create
         # One thread: SQLite has one writer, and its connection belongs to a thread.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ternmq-spool")
+        self._thread = SideThreads("ternmq-spool")
         self._connection: sqlite3.Connection | None = None
 
     async def run(self, work: Callable[[Execute], T], *, is_single: bool = False) -> T:  # noqa: ARG002 - all alike
         """Do ``work`` in one transaction, and commit it, also if ``is_single``. Raises ``OutboxFailed``."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, work)
+        return await self._thread.run(self._run, work)
 
     def _run(self, work: Callable[[Execute], T]) -> T:
         try:
@@ -112,8 +112,8 @@ class SpoolFile:
                 self._connection.close()
                 self._connection = None
 
-        await asyncio.get_running_loop().run_in_executor(self._thread, close)
-        self._thread.shutdown(wait=False)
+        await self._thread.run(close)
+        self._thread.end()
 
 
 def executing(connection: sqlite3.Connection) -> Execute:

@@ -11,10 +11,18 @@ that a relay does later asks for its own ``owner``: one whose lease ended change
 take is a new text, so that a relay does not mistake a later lease for its own.
 
 **Order.** Of the rows of one key only the first is ever selected, and it takes the rows behind it along as far as they
-are due, so a key has one owner. A row that waits, is leased or dead holds the rows behind it. Many of those would be
-read by each take: they are made due later, with the first one, or, behind a dead one, after a while. Rows are numbered
-when they are inserted: transactions that both have a message of one key, and wait for no lock of each other, have no
-order.
+are due, so a key has one owner. A row that waits, is leased or dead holds the rows behind it. Rows are numbered when
+they are inserted: transactions that both have a message of one key, and wait for no lock of each other, have no order.
+
+**Rows that are held.** Many rows behind a first one that failed would be read by each take. A take that finds them in
+its way puts them to sleep: their owner is ``HELD``, and they are not due for a long while, so that an outage does not
+write them again at each back-off. They need not be woken up all at once. Each failed row with a key is marked with the
+same owner, and whoever takes or discards a marked row marks the one behind it and makes that one due. A marked row that
+has not failed takes the sleeping rows behind it along. One that failed goes alone: it will often fail again. Should a
+row be deleted without that, by another program, the end of the sleep is what wakes the others.
+
+To put rows to sleep, a take locks the first one of their key. So it cannot do that behind a row that is being taken,
+tried again or discarded in the same moment.
 """
 
 # ruff: noqa: S608 - names of tables are checked, ids are numbers, and all else goes as values
@@ -22,10 +30,11 @@ order.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
 from ternmq.outbox.entry import (
+    DETAILS_BYTES_MAX,
     ERROR_LENGTH,
     MESSAGE_ID_LENGTH,
     ORDER_KEY_LENGTH,
@@ -43,6 +52,14 @@ CHANNEL: Final = "ternmq_outbox"
 #: How often a transaction is done again that gave way to another one.
 CONFLICTS_MAX: Final = 10
 
+#: How long the end of a relay waits for a transaction that is under way.
+CLOSE_S: Final = 5.0
+
+#: The owner of rows with a key that wait behind another one, and of what failed and may have such rows behind it.
+HELD: Final = "held"
+
+#: So many keys may have rows behind their marked one taken along at once.
+_ALONG_MAX: Final = 16
 #: A take looks at so many times the rows that it may take.
 _LOOK_FURTHER: Final = 20
 #: Keys that a statement leaves out. Some databases take a thousand values.
@@ -95,6 +112,23 @@ class TakenRows(NamedTuple):
     postponed: int
 
 
+@dataclass(slots=True)
+class _Free:
+    """Rows that can be taken now."""
+
+    #: By id.
+    sizes: dict[int, int] = field(default_factory=dict)
+    #: The keys of those that have one.
+    keys: dict[int, object] = field(default_factory=dict)
+    #: Keys with a row that is marked: rows behind it may sleep.
+    marked: set[object] = field(default_factory=set)
+
+    def update(self, other: _Free) -> None:
+        self.sizes.update(other.sizes)
+        self.keys.update(other.keys)
+        self.marked.update(other.marked)
+
+
 class OutboxTable:
     """The statements for a table of a database.
 
@@ -113,9 +147,25 @@ class OutboxTable:
         self._key = "order_key"
         if dialect is Dialect.SQLITE:
             self._key = f"CASE WHEN {self._size('order_key')} <= {4 * ORDER_KEY_LENGTH} THEN order_key END"
+        self._is_marked = f"CASE WHEN owner = '{HELD}' THEN 1 ELSE 0 END"
         # For changes of rows by their ids. Else MariaDB reads the whole table if it has few other rows, as usual, and
         # waits for the locks of all transactions that have just inserted one.
         self._by_id = f"{self.name} FORCE INDEX (PRIMARY)" if dialect is Dialect.MYSQL else self.name
+
+    @property
+    def _lock(self) -> str:
+        """Ends a SELECT whose rows must not be changed until the end of the transaction."""
+        if self.dialect is Dialect.SQLITE:
+            return ""
+        return " FOR UPDATE SKIP LOCKED" if self.skip_locked else " FOR UPDATE"
+
+    @property
+    def _state_behind(self) -> str:
+        """Columns of a row behind another one: id, size, whether it can be taken, whether it is marked."""
+        return (
+            f"id, {self._size('body')} + {self._size('message')}, CASE WHEN state = {WAITING} AND "
+            f"(due_ms <= :now_ms OR owner = '{HELD}') THEN 1 ELSE 0 END, {self._is_marked}"
+        )
 
     def exists(self, execute: Execute) -> bool:
         """Whether the database has the table."""
@@ -197,27 +247,33 @@ class OutboxTable:
     ) -> TakenRows:
         """Lease the rows that are due to ``owner``, a text that was never used before.
 
-        If most of the oldest rows that are due are behind others of their key, they are postponed: by ``hold_ms`` if
-        that one is dead, else until it is due. So no take reads them again and again.
+        If most of the oldest rows that are due are behind others of their key, they are put to sleep for ``hold_ms``,
+        so that no take reads them again and again.
         """
-        ids, postponed = self._chosen(execute, now_ms=now_ms, rows_max=rows_max, bytes_max=bytes_max, hold_ms=hold_ms)
+        chosen, postponed = self._chosen(
+            execute, now_ms=now_ms, rows_max=rows_max, bytes_max=bytes_max, hold_ms=hold_ms
+        )
+        ids = list(chosen.sizes)
         if not ids:
             return TakenRows([], postponed)
         # «+ 0»: else SQLite takes the index of what is due, and reads all of it.
         values: dict[str, object] = {"owner": owner, "until_ms": now_ms + lease_ms, "now_ms": now_ms}
         changed = execute(
             f"UPDATE {self._by_id} SET owner = :owner, due_ms = :until_ms "
-            f"WHERE id IN ({_numbers(ids)}) AND state + 0 = {WAITING} AND due_ms + 0 <= :now_ms",
+            f"WHERE id IN ({_numbers(ids)}) AND state + 0 = {WAITING} AND (due_ms + 0 <= :now_ms OR owner = '{HELD}')",
             values,
         ).changed
         if not changed:
             return TakenRows([], postponed)
+        # The last one of each key: its rows stand in the order of ids.
+        if last := {key: row_id for row_id, key in chosen.keys.items() if key in chosen.marked}:
+            self._pass_on(execute, last.values(), now_ms=now_ms)
         size = f"{self._size('body')} + {self._size('message')}"
+        is_read = f"{size} <= {ROW_BYTES_MAX} AND {self._size('message')} <= {DETAILS_BYTES_MAX}"
         found = execute(
             f"SELECT id, {self._short('message_id', MESSAGE_ID_LENGTH)}, {self._short('topic', TOPIC_LENGTH)}, "
-            f"CASE WHEN {size} <= {ROW_BYTES_MAX} THEN body END, "
-            f"CASE WHEN {size} <= {ROW_BYTES_MAX} THEN message END, {self._short('order_key', ORDER_KEY_LENGTH)}, "
-            f"attempts, refusals, {size} "
+            f"CASE WHEN {is_read} THEN body END, CASE WHEN {is_read} THEN message END, "
+            f"{self._short('order_key', ORDER_KEY_LENGTH)}, attempts, refusals, {size} "
             f"FROM {self.name} WHERE id IN ({_numbers(ids)}) AND owner = :owner ORDER BY id",
             {"owner": owner},
         ).rows
@@ -249,30 +305,42 @@ class OutboxTable:
 
     def _chosen(
         self, execute: Execute, *, now_ms: int, rows_max: int, bytes_max: int, hold_ms: int
-    ) -> tuple[list[int], int]:
-        """The ids to take: what is due, as far as it fits. And how many rows were postponed."""
+    ) -> tuple[_Free, int]:
+        """What to take, in the order of ids: what is due, as far as it fits. And how many rows were put to sleep."""
         # Only among the oldest that are due. To look for the first rows of as many keys as fit would read the whole
         # table after a long outage: most of its rows are behind others.
         oldest = self._oldest(execute, now_ms=now_ms, rows_max=rows_max)
-        sizes = self._free(execute, oldest, now_ms=now_ms, rows_max=rows_max)
+        free = self._free(execute, oldest, now_ms=now_ms, rows_max=rows_max)
         postponed = 0
-        if len(oldest) == rows_max and len(sizes) < max(rows_max // 2, 1):
-            # Most of them are held by others, or another relay takes them now.
-            postponed = self._postpone(execute, oldest.keys() - sizes, oldest, now_ms=now_ms, hold_ms=hold_ms)
+        if len(oldest) == rows_max and len(free.sizes) < max(rows_max // 2, 1):
+            # Most of them are held by others, or another relay takes them now. Those others may be due as well, and be
+            # found much later, as the end of a lease or of a back-off is later than the time of what never failed.
+            held = {row_id: oldest[row_id] for row_id in oldest.keys() - free.sizes}
+            firsts = self._firsts(execute, held)
+            free.update(self._free(execute, firsts.values(), last_id=max(oldest), now_ms=now_ms, rows_max=rows_max))
+            postponed = self._postpone(execute, held, firsts, now_ms=now_ms, hold_ms=hold_ms)
             further = self._oldest(execute, now_ms=now_ms, rows_max=rows_max * _LOOK_FURTHER)
-            sizes |= self._free(execute, further, now_ms=now_ms, rows_max=rows_max)
-            if not sizes and not postponed:
+            free.update(self._free(execute, further, now_ms=now_ms, rows_max=rows_max))
+            if not free.sizes and not postponed:
+                firsts = self._firsts(execute, further)
+                free = self._free(
+                    execute, firsts.values(), last_id=max(further, default=0), now_ms=now_ms, rows_max=rows_max
+                )
+            if not free.sizes and not postponed:
                 # All of them are behind rows that are being sent, of keys that have more rows than are looked at.
                 others = self._oldest(execute, now_ms=now_ms, rows_max=rows_max, without=set(further.values()))
-                sizes = self._free(execute, others, now_ms=now_ms, rows_max=rows_max)
-        chosen: list[int] = []
+                free = self._free(execute, others, now_ms=now_ms, rows_max=rows_max)
+        chosen = _Free()
         total = 0
         # By id, as the rows behind a first one come after it: what is cut off leaves a beginning of each key.
-        for row_id, size in sorted(sizes.items())[:rows_max]:
+        for row_id, size in sorted(free.sizes.items())[:rows_max]:
             total += size
-            if chosen and total > bytes_max:
+            if chosen.sizes and total > bytes_max:
                 break
-            chosen.append(row_id)
+            chosen.sizes[row_id] = size
+            if row_id in free.keys:
+                chosen.keys[row_id] = free.keys[row_id]
+        chosen.marked = free.marked
         return chosen, postponed
 
     def _oldest(
@@ -288,78 +356,147 @@ class OutboxTable:
         ).rows
         return {_number(row_id): key for row_id, key in found}
 
-    def _postpone(
-        self, execute: Execute, ids: Iterable[int], keys: Mapping[int, object], *, now_ms: int, hold_ms: int
-    ) -> int:
-        """Take those rows out of the way whose first one of the key is dead or waits; returns how many."""
-        held = {row_id: keys[row_id] for row_id in ids if keys[row_id] is not None}
-        if not held:
-            return 0
-        one_of_each = {key: row_id for row_id, key in held.items()}
-        # ORDER BY and LIMIT find the first one without a look at the others. Leases may end at any moment.
-        firsts = execute(
-            f"SELECT o.order_key, f.id, f.state, f.due_ms FROM {self.name} o, {self.name} f "
+    def _firsts(self, execute: Execute, rows: Mapping[int, object]) -> dict[object, int]:
+        """The first row of each key of these rows that are behind another one, by their keys."""
+        one_of_each = {key: row_id for row_id, key in rows.items() if key is not None}
+        if not one_of_each:
+            return {}
+        # ORDER BY and LIMIT find the first one without a look at the others.
+        found = execute(
+            f"SELECT o.id, f.id FROM {self.name} o, {self.name} f "
             f"WHERE o.id IN ({_numbers(one_of_each.values())}) AND f.id = "
-            f"(SELECT p.id FROM {self.name} p WHERE p.order_key = o.order_key ORDER BY p.id LIMIT 1) "
-            f"AND (f.state <> {WAITING} OR (f.due_ms > {int(now_ms)} AND f.owner IS NULL))"
+            f"(SELECT p.id FROM {self.name} p WHERE p.order_key = o.order_key ORDER BY p.id LIMIT 1)"
         ).rows
+        return {rows[_number(row_id)]: _number(first) for row_id, first in found if first != row_id}
+
+    def _postpone(
+        self,
+        execute: Execute,
+        held: Mapping[int, object],
+        firsts: Mapping[object, int],
+        *,
+        now_ms: int,
+        hold_ms: int,
+    ) -> int:
+        """Put those rows to sleep whose first one of the key is dead or waits; returns how many."""
+        if not firsts:
+            return 0
+        if self.dialect is Dialect.SQLITE:
+            # It has no locks of rows, and Python's driver begins a transaction with the first change.
+            execute(f"UPDATE {self.name} SET state = state WHERE id IN ({_numbers(firsts.values())})")
+        # Leases may end at any moment.
+        waiting = execute(
+            f"SELECT id, state, due_ms, owner FROM {self._by_id} WHERE id IN ({_numbers(firsts.values())}) "
+            f"AND (state + 0 <> {WAITING} OR (due_ms + 0 > {int(now_ms)} AND (owner IS NULL OR owner = '{HELD}'))) "
+            f"ORDER BY id{self._lock}"
+        ).rows
+        # A row of another program that is to be sent later has not failed: those behind it are due with it.
         until_ms = {
-            key: now_ms + hold_ms if state != WAITING else _number(due_ms)
-            for key, row_id, state, due_ms in firsts
-            if row_id != one_of_each[key]
+            _number(row_id): _number(due_ms) if state == WAITING and its_owner is None else None
+            for row_id, state, due_ms, its_owner in waiting
         }
-        behind_dead = {key for key, _, state, _ in firsts if state != WAITING}
         postponed = 0
-        for is_dead in (True, False):
-            # The earliest time for all of them: one UPDATE, whatever the number of keys.
-            group = [row_id for row_id, key in held.items() if key in until_ms and (key in behind_dead) is is_dead]
+        for sleeps in (True, False):
+            group = [
+                row_id
+                for row_id, key in held.items()
+                if firsts.get(key) in until_ms and (until_ms[firsts[key]] is None) is sleeps
+            ]
             if group:
-                due_ms = min(until_ms[held[row_id]] for row_id in group)
+                # The earliest time for all of them: one UPDATE, whatever the number of keys.
+                owner = f"'{HELD}'" if sleeps else "NULL"
+                due_ms = min(until_ms[firsts[held[row_id]]] or now_ms + hold_ms for row_id in group)
                 postponed += execute(
                     # Their leases, if they had any, are over.
-                    f"UPDATE {self._by_id} SET due_ms = {due_ms}, owner = NULL "
+                    f"UPDATE {self._by_id} SET due_ms = {due_ms}, owner = {owner} "
                     f"WHERE id IN ({_numbers(group)}) AND state + 0 = {WAITING} AND due_ms + 0 <= {int(now_ms)}"
                 ).changed
         return postponed
 
-    def _free(self, execute: Execute, oldest: Collection[int], *, now_ms: int, rows_max: int) -> dict[int, int]:
-        """Ids and sizes of those of the ``oldest`` rows that can be taken now."""
+    def _free(
+        self, execute: Execute, oldest: Collection[int], *, now_ms: int, rows_max: int, last_id: int = 0
+    ) -> _Free:
+        """Those of the ``oldest`` rows that can be taken now, and rows behind them (up to ``last_id``)."""
+        free = _Free()
         if not oldest:
-            return {}
-        lock = " FOR UPDATE SKIP LOCKED" if self.skip_locked else ""
+            return free
         found = execute(
-            f"SELECT o.id, {self._key}, {self._size('body')} + {self._size('message')} FROM {self.name} o "
+            f"SELECT o.id, {self._key}, {self._size('body')} + {self._size('message')}, {self._is_marked}, o.attempts "
+            f"FROM {self.name} o "
             # «+ 0»: as in ``take``.
             f"WHERE o.id IN ({_numbers(oldest)}) AND o.state + 0 = {WAITING} AND o.due_ms + 0 <= {int(now_ms)} "
             f"AND (o.order_key IS NULL OR NOT EXISTS "
             f"(SELECT 1 FROM {self.name} p WHERE p.order_key = o.order_key AND p.id < o.id)) "
-            f"ORDER BY o.due_ms, o.id LIMIT {rows_max}{lock}"
+            f"ORDER BY o.due_ms, o.id LIMIT {rows_max}{self._lock if self.skip_locked else ''}"
         ).rows
-        sizes = {_number(row_id): _number(size) for row_id, _, size in found}
-        if keys := [key for _, key, _ in found if key is not None]:
-            sizes |= self._behind(execute, keys, last_id=max(oldest), now_ms=now_ms, rows_max=rows_max)
-        return sizes
+        with_others: list[object] = []
+        for row_id, key, size, is_marked, attempts in found:
+            free.sizes[_number(row_id)] = _number(size)
+            if key is not None:
+                free.keys[_number(row_id)] = key
+                if is_marked:
+                    free.marked.add(key)
+                # One that failed goes alone: what it would take along is written twice if it fails again.
+                if not _times(attempts):
+                    with_others.append(key)
+        if with_others:
+            free.update(
+                self._behind(execute, with_others, last_id=last_id or max(oldest), now_ms=now_ms, rows_max=rows_max)
+            )
+            self._add_sleeping(execute, free, with_others, now_ms=now_ms, rows_max=rows_max)
+        return free
 
-    def _behind(
-        self, execute: Execute, keys: Sequence[object], *, last_id: int, now_ms: int, rows_max: int
-    ) -> dict[int, int]:
-        """Ids and sizes of the rows of these keys, from the first on, as far as they can be taken now."""
+    def _behind(self, execute: Execute, keys: Sequence[object], *, last_id: int, now_ms: int, rows_max: int) -> _Free:
+        """The rows of these keys, from the first on, as far as they can be taken now."""
         names = {f"k{number}": key for number, key in enumerate(keys)}
         found = execute(
-            f"SELECT order_key, id, {self._size('body')} + {self._size('message')}, "
-            f"CASE WHEN state = {WAITING} AND due_ms <= :now_ms THEN 1 ELSE 0 END "
+            f"SELECT order_key, {self._state_behind} "
             f"FROM {self.name} WHERE order_key IN ({', '.join(map(':{}'.format, names))}) AND id <= {last_id} "
             f"ORDER BY id LIMIT {rows_max}",
             {**names, "now_ms": now_ms},
         ).rows
-        free: dict[int, int] = {}
+        free = _Free()
         held: set[object] = set()
-        for key, row_id, size, is_due in found:
+        for key, row_id, size, is_due, is_marked in found:
             if not is_due:
                 held.add(key)
             elif key not in held:
-                free[_number(row_id)] = _number(size)
+                free.sizes[_number(row_id)] = _number(size)
+                free.keys[_number(row_id)] = key
+                if is_marked:
+                    free.marked.add(key)
         return free
+
+    def _add_sleeping(
+        self, execute: Execute, free: _Free, keys: Iterable[object], *, now_ms: int, rows_max: int
+    ) -> None:
+        """Add rows that sleep behind those that can be taken, while there is room for them."""
+        marked = [key for key in keys if key in free.marked][:_ALONG_MAX]
+        share = max(rows_max - len(free.sizes), 0) // len(marked) if marked else 0
+        last = {key: row_id for row_id, key in sorted(free.keys.items())}
+        for key in marked if share else ():
+            found = execute(
+                f"SELECT {self._state_behind} FROM {self.name} WHERE order_key = :key AND id > {last[key]} "
+                f"ORDER BY id LIMIT {share}",
+                {"key": key, "now_ms": now_ms},
+            ).rows
+            for row_id, size, is_due, _ in found:
+                if not is_due:
+                    break
+                free.sizes[_number(row_id)] = _number(size)
+                free.keys[_number(row_id)] = key
+
+    def _pass_on(self, execute: Execute, ids: Iterable[int], *, now_ms: int) -> None:
+        """Mark the row behind each of these, which are marked and go away, and wake it."""
+        found = execute(
+            f"SELECT (SELECT p.id FROM {self.name} p WHERE p.order_key = o.order_key AND p.id > o.id "
+            f"ORDER BY p.id LIMIT 1) FROM {self.name} o WHERE o.id IN ({_numbers(ids)})"
+        ).rows
+        if following := [_number(row_id) for (row_id,) in found if row_id is not None]:
+            execute(
+                f"UPDATE {self._by_id} SET owner = '{HELD}', due_ms = 0 WHERE id IN ({_numbers(following)}) "
+                f"AND state + 0 = {WAITING} AND (due_ms + 0 <= {int(now_ms)} OR owner = '{HELD}')"
+            )
 
     def delete(self, execute: Execute, ids: Iterable[int], *, owner: str) -> int:
         """Delete rows that were sent, as far as they still belong to ``owner``."""
@@ -379,8 +516,9 @@ class OutboxTable:
     def fail(self, execute: Execute, verdicts: Sequence[FailedAttempt], *, owner: str) -> None:
         """Store what became of failed attempts."""
         execute(
-            f"UPDATE {self.name} SET owner = NULL, state = :state, due_ms = :due_ms, attempts = :attempts, "
-            "refusals = :refusals, error = :error WHERE id = :id AND owner = :owner",
+            f"UPDATE {self.name} SET owner = CASE WHEN order_key IS NOT NULL THEN '{HELD}' END, state = :state, "
+            "due_ms = :due_ms, attempts = :attempts, refusals = :refusals, error = :error "
+            "WHERE id = :id AND owner = :owner",
             [
                 {
                     "id": verdict.row_id,
@@ -400,7 +538,7 @@ class OutboxTable:
     def status(self, execute: Execute, *, now_ms: int) -> Status:
         """How many messages there are in each state."""
         found = execute(
-            f"SELECT state, CASE WHEN owner IS NOT NULL AND due_ms > :now_ms THEN 1 ELSE 0 END AS leased, "
+            f"SELECT state, CASE WHEN owner <> '{HELD}' AND due_ms > :now_ms THEN 1 ELSE 0 END AS leased, "
             f"COUNT(*), MIN(created_ms) FROM {self.name} GROUP BY 1, 2",
             {"now_ms": now_ms},
         ).rows
@@ -434,25 +572,19 @@ class OutboxTable:
     def retry(self, execute: Execute, ids: Sequence[int] | None) -> int:
         """Let dead messages wait again, with all their attempts; None: all of them. Returns how many there were."""
         which = "" if ids is None else f" AND id IN ({_numbers(ids)})"
-        self._recall(execute, which)
         return execute(
-            f"UPDATE {self.name} SET state = {WAITING}, due_ms = 0, attempts = 0, refusals = 0, owner = NULL "
-            f"WHERE state = {DEAD}{which}"
+            f"UPDATE {self.name} SET state = {WAITING}, due_ms = 0, attempts = 0, refusals = 0, "
+            f"owner = CASE WHEN order_key IS NOT NULL THEN '{HELD}' END WHERE state = {DEAD}{which}"
         ).changed
 
-    def discard(self, execute: Execute, ids: Sequence[int]) -> int:
+    def discard(self, execute: Execute, ids: Sequence[int], *, now_ms: int) -> int:
         """Delete dead messages, which will never be sent. Returns how many there were."""
-        self._recall(execute, f" AND id IN ({_numbers(ids)})")
-        return execute(f"DELETE FROM {self.name} WHERE state = {DEAD} AND id IN ({_numbers(ids)})").changed
-
-    def _recall(self, execute: Execute, which: str) -> None:
-        """Let the rows behind dead ones be looked at again now (``postpone``)."""
-        # MySQL changes no table that the same statement reads, unless a table is made of it.
-        execute(
-            f"UPDATE {self.name} SET due_ms = 0 WHERE state = {WAITING} AND owner IS NULL AND due_ms > 0 "
-            "AND order_key IN (SELECT k FROM (SELECT DISTINCT order_key AS k "
-            f"FROM {self.name} WHERE state = {DEAD}{which} AND order_key IS NOT NULL) AS dead)"
-        )
+        dead = f"state = {DEAD} AND id IN ({_numbers(ids)})"
+        # Locked, so that no take puts the rows behind them to sleep meanwhile.
+        found = execute(f"UPDATE {self.name} SET owner = '{HELD}' WHERE {dead}").changed
+        if found:
+            self._pass_on(execute, ids, now_ms=now_ms)
+        return execute(f"DELETE FROM {self.name} WHERE {dead}").changed
 
 
 def _numbers(ids: Iterable[int]) -> str:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
 from django.db import Error, connections, transaction
@@ -15,7 +14,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ternmq.conflicts import is_conflict
 from ternmq.errors import OutboxFailed, OutboxMissing
 from ternmq.outbox.schema import TABLE, Dialect
-from ternmq.outbox.table import CONFLICTS_MAX, Execute, OutboxTable, Result, Values
+from ternmq.outbox.table import CLOSE_S, CONFLICTS_MAX, Execute, OutboxTable, Result, Values
+from ternmq.side_threads import SideThreads
 
 T = TypeVar("T")
 
@@ -52,11 +52,11 @@ class DjangoDatabase:
             Dialect.of(connection.vendor),
             skip_locked=bool(connection.features.has_select_for_update_skip_locked),
         )
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"ternmq-outbox-{alias}")
+        self._thread = SideThreads(f"ternmq-outbox-{alias}")
 
     async def run(self, work: Callable[[Execute], T], *, is_single: bool = False) -> T:
         """Do ``work`` in one transaction, and commit it; a single statement needs none. Raises ``OutboxFailed``."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, work, is_single)
+        return await self._thread.run(self._run, work, is_single)
 
     def _run(self, work: Callable[[Execute], T], is_single: bool) -> T:
         connection = connections[self.alias]
@@ -100,6 +100,8 @@ class DjangoDatabase:
         yield None
 
     async def close(self) -> None:
-        """Close the relay's connection."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, lambda: connections[self.alias].close())
-        self._thread.shutdown(wait=False)
+        """Close the relay's connection; a database that does not answer is not waited for."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self._thread.run(lambda: connections[self.alias].close())
+        self._thread.end()

@@ -1,0 +1,97 @@
+"""Blocking calls of databases, beside the event loop (J3, S1)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from threading import Lock, Thread
+from typing import Any, ParamSpec, TypeVar
+from weakref import finalize
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class SideThreads:
+    """Does calls in up to ``count_max`` threads, which begin when they are needed. May be used in any thread and loop,
+    and after a fork. One thread does its calls one after the other.
+
+    They do not keep the program from ending. Those of a ``ThreadPoolExecutor`` do, ``asyncio.to_thread`` included: the
+    program waits for them, for ever if a database has stopped answering.
+    """
+
+    def __init__(self, name: str, count_max: int = 1) -> None:
+        self._name = name
+        self._count_max = count_max
+        self._pid, self._calls = os.getpid(), self._begun()
+
+    def _begun(self) -> _Calls:
+        calls = _Calls()
+        finalize(self, _end, calls)
+        return calls
+
+    async def run(self, function: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> T:
+        """What the function returns or raises. A cancelled call does not begin, or goes on unheard."""
+        return await asyncio.wrap_future(self.start(function, *args, **options))
+
+    def start(self, function: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> Future[T]:
+        """The same, without waiting."""
+        if self._pid != os.getpid():
+            # The threads are the parent's, and one of them may hold the lock.
+            self._pid, self._calls = os.getpid(), self._begun()
+        calls = self._calls
+        future: Future[T] = Future()
+        with calls.lock:
+            calls.open += 1
+            if calls.threads < min(calls.open, self._count_max):
+                calls.threads += 1
+                Thread(target=_work, args=(calls,), name=self._name, daemon=True).start()
+        calls.queue.put((future, lambda: function(*args, **options)))
+        return future
+
+    def end(self) -> None:
+        """End the threads after the calls that were made, without waiting."""
+        _end(self._calls)
+
+
+class _Calls:
+    """What the threads have; without them, they end."""
+
+    def __init__(self) -> None:
+        self.queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self.lock = Lock()
+        #: Calls that were made and did not return yet.
+        self.open = 0
+        self.threads = 0
+
+
+def _end(calls: _Calls) -> None:
+    with calls.lock:
+        threads, calls.threads = calls.threads, 0
+    for _ in range(threads):
+        calls.queue.put(None)
+
+
+def _work(calls: _Calls) -> None:
+    while (call := calls.queue.get()) is not None:
+        future, function = call
+        result: Any = None
+        error: BaseException | None = None
+        is_wanted = future.set_running_or_notify_cancel()
+        if is_wanted:
+            try:
+                result = function()
+            except BaseException as raised:
+                # The caller's, whatever it is.
+                error = raised
+        with calls.lock:
+            calls.open -= 1
+        if error is not None:
+            future.set_exception(error)
+        elif is_wanted:
+            future.set_result(result)
+        # Nothing may live on until the next call comes.
+        del call, future, function, result, error
