@@ -199,7 +199,7 @@ async def start(directory: Path) -> dict[str, float]:
     schedule = ScheduleLog(FileDisk(), directory, ring=alarm.ring)
     store = MessageStore.open(config, store_host=HOST, clock=clock, derived=(schedule,))
     open_s, open_mb = time.monotonic() - began, memory_mb(os.getpid())
-    delivery = Delivery(store, schedule, alarm, clock=clock)
+    delivery = Delivery(store, schedule, alarm, clock=clock, count=lambda *_: None)
     task = asyncio.create_task(delivery.run())
     longest_s = 0.0
     while delivery.loaded < sum(files.entry_count for files in schedule.hours(clock.now_ms() // HOUR_MS + 1)):

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from ternmq.config import (
     Settings,
-    _read_properties,
     load,
     origin_lines,
     parse_origins,
@@ -24,6 +23,7 @@ from ternmq.config import (
     to_properties,
 )
 from ternmq.errors import ConfigError
+from ternmq.setting_files import read_properties
 
 
 class Role(enum.Enum):
@@ -124,7 +124,7 @@ class TestPropertiesFiles:
     def test_any_text_is_settings_or_a_config_error(self, text: str) -> None:
         """B5's spirit: no input makes the reader fail in a way of its own."""
         with contextlib.suppress(ConfigError):
-            assert all(setting.key for setting in _read_properties("any.conf", text))
+            assert all(setting.key for setting in read_properties("any.conf", text))
 
     @pytest.mark.parametrize("line", ["listenPort 10911", "<<<<<<< HEAD", "not a key = 1", "= 5"])
     def test_a_broken_line_is_named(self, tmp_path: Path, line: str) -> None:

@@ -17,8 +17,8 @@ LEVELS: Final = {
     name: level
     for level, names in enumerate(
         (
-            "message names errors conflicts config rocketmq_settings env allocation telemetry tasks turns types files"
-            " side_threads rare_log kernels _native",
+            "message names errors conflicts config rocketmq_settings setting_files env allocation telemetry tasks turns"
+            " types files side_threads rare_log kernels _native",
             "wire filter",
             "store net",
             "auth delay transaction pop share replication raft client",

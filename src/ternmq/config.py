@@ -24,7 +24,6 @@ import importlib
 import logging
 import os
 import re
-import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,6 +32,17 @@ from typing import Any, Final, TypeVar, Union
 
 from ternmq.errors import ConfigError, RestartNeeded
 from ternmq.rocketmq_settings import REFUSED, ROCKETMQ_SETTINGS, UNKEPT
+from ternmq.setting_files import (
+    ESCAPED,
+    FLAG,
+    SECTIONS,
+    Setting,
+    normal,
+    read_file,
+    read_flag,
+    read_properties,
+    to_text,
+)
 
 log = logging.getLogger(__name__)
 
@@ -49,37 +59,8 @@ ENV_CLIENTS: Final = frozenset(
         *("TERNMQ_TLS", "TERNMQ_TLS_CA", "TERNMQ_TLS_CERT", "TERNMQ_TLS_KEY", "TERNMQ_TLS_KEY_PASSWORD"),
     }
 )
-#: Tables of a TOML file; a component reads the one with the name of its config class without "Config".
-SECTIONS: Final = frozenset({"broker", "store", "replication", "raft", "namesrv"})
-
 #: Names a file of more settings, as RocketMQ has it.
 _TLS_FILE: Final = "tlsconfigfile"
-#: The place of settings that were given as options.
-_FLAG: Final = "--set"
-#: In the names of settings with secrets, and of what these consist of.
-_SECRET_WORDS: Final = ("password", "secret", "credentials", "authenticationuser", "token")
-_KEY: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*\Z")
-
-
-@dataclasses.dataclass(slots=True, frozen=True)
-class Setting:
-    """One setting as it was written. ``place`` is the source for people: "broker.conf, line 3"."""
-
-    key: str
-    value: str
-    place: str
-    #: The table of a TOML file, or the part before a dot: for one component only.
-    section: str = ""
-    #: From the environment, which is used by all programs on the machine, not just this one.
-    shared: bool = False
-    #: None if it was not read from a file.
-    file: Path | None = None
-
-    @property
-    def name(self) -> str:
-        """The key in a form that is equal for all spellings."""
-        # Some of RocketMQ's have dots (tls.server.mode), which the environment cannot have.
-        return _normal(self.key).replace(".", "")
 
 
 def load(
@@ -124,22 +105,18 @@ class Settings:
             place = f"environment variable {ENV_NAME_SERVERS}"
             given.append(Setting("namesrvAddr", env[ENV_NAME_SERVERS], place, shared=True))
         for file in files:
-            given += _read_file(Path(file))
+            given += read_file(Path(file))
         for name, value in (env or {}).items():
             if name.startswith(ENV_PREFIX) and name not in ENV_CLIENTS:
                 key = name.removeprefix(ENV_PREFIX).lower()
                 given.append(Setting(key, value, f"environment variable {name}", shared=True))
-        for flag in flags:
-            key, equals, value = flag.partition("=")
-            if not equals or not _KEY.match(key.strip()):
-                raise ConfigError(f"invalid --set {_shown(flag)!r}: expected --set key=value")
-            given.append(_sectioned(key.strip(), value.strip(), _FLAG))
+        given += [read_flag(flag) for flag in flags]
         return cls(_with_tls_file(given) if includes else given)
 
     @classmethod
     def parse(cls, text: str, place: str) -> Settings:
         """``key=value`` lines that did not come from a file, such as the body of a request."""
-        return cls(_read_properties(place, text))
+        return cls(read_properties(place, text))
 
     def build(self, kind: type[T]) -> T:
         """The config object of one component; settings that it does not know are ignored."""
@@ -179,7 +156,7 @@ class Settings:
         hints = typing.get_type_hints(kind)
         values: dict[str, Any] = {}
         places: dict[str, Setting] = {}
-        fields = {_normal(field.name): field for field in _fields(kind)}
+        fields = {normal(field.name): field for field in _fields(kind)}
         for setting in self.given:
             field = fields.get(setting.name)
             if field is not None and setting.section in ("", _section_of(kind)):
@@ -210,15 +187,15 @@ class Settings:
     def flags(self) -> list[Setting]:
         """Those of flags alone. A program that starts another one hands these on, and nothing of files that they name:
         arguments are visible in the list of processes."""
-        return [setting for setting in self.given if setting.place == _FLAG]
+        return [setting for setting in self.given if setting.place == FLAG]
 
     def report_exposed(self, *kinds: type) -> None:
         """Log secrets that other users of this machine can read: in arguments, or in files."""
-        secrets = {_normal(field.name) for kind in kinds for field in _fields(kind) if field.metadata.get("secret")}
+        secrets = {normal(field.name) for kind in kinds for field in _fields(kind) if field.metadata.get("secret")}
         for setting in self.given:
             if setting.name not in secrets:
                 continue
-            if setting.place == _FLAG:
+            if setting.place == FLAG:
                 log.warning(
                     "other users of this machine can read %s in the list of processes; set it in a file that only its "
                     "owner can read",
@@ -266,12 +243,12 @@ def _with_tls_file(given: Sequence[Setting]) -> Iterator[Setting]:
     for setting in given:
         yield setting
         if setting.name == _TLS_FILE and setting.value.strip():
-            yield from _read_file(Path(setting.value.strip()).expanduser())
+            yield from read_file(Path(setting.value.strip()).expanduser())
 
 
 def nearest(setting: Setting, *kinds: type) -> str | None:
     """The setting of these components that was probably meant by an unknown one."""
-    known = {_normal(field.name): rocketmq_name(field.name) for kind in kinds for field in _fields(kind)}
+    known = {normal(field.name): rocketmq_name(field.name) for kind in kinds for field in _fields(kind)}
     near = difflib.get_close_matches(setting.name, known, n=1, cutoff=0.75)
     return known[near[0]] if near else None
 
@@ -282,7 +259,7 @@ def nearest(setting: Setting, *kinds: type) -> str | None:
 def rocketmq_name(field: str) -> str:
     """The name of a setting as RocketMQ's files and tools have it: ``listen_port`` → ``listenPort``."""
     first, *rest = field.split("_")
-    return _ROCKETMQ_NAMES.get(_normal(field)) or first + "".join(part.capitalize() for part in rest)
+    return _ROCKETMQ_NAMES.get(normal(field)) or first + "".join(part.capitalize() for part in rest)
 
 
 def _others(kinds: Iterable[type]) -> frozenset[str]:
@@ -296,7 +273,7 @@ def to_properties(*configs: object) -> str:
 
 def to_line(name: str, text: str) -> str:
     """A line of a ``.properties`` file; what Java and this module read as something else is escaped."""
-    escaped = "".join(_ESCAPED.get(char, char) for char in text)
+    escaped = "".join(ESCAPED.get(char, char) for char in text)
     return f"{name}={escaped}\n"
 
 
@@ -320,41 +297,20 @@ def parse_origins(text: str, place: str) -> dict[str, str]:
 def texts(config: object) -> dict[str, str]:
     """The settings of a config object as they are written in files, by RocketMQ's names; without secrets."""
     return {
-        rocketmq_name(field.name): _to_text(getattr(config, field.name))
+        rocketmq_name(field.name): to_text(getattr(config, field.name))
         for field in _fields(type(config))
         if not field.metadata.get("secret")
     }
-
-
-def _normal(name: str) -> str:
-    return name.replace("_", "").replace("-", "").lower()
 
 
 def _rocketmq_setting(setting: Setting) -> str:
     """The RocketMQ setting that this is, in its own spelling; empty for others."""
     # Some have dots (tls.server.mode), which the environment does not allow, and which are tables in TOML.
     table = setting.section if setting.section not in SECTIONS else ""
-    return _ROCKETMQ_NAMES.get(_normal(table + setting.key).replace(".", ""), "")
+    return _ROCKETMQ_NAMES.get(normal(table + setting.key).replace(".", ""), "")
 
 
-_ROCKETMQ_NAMES: Final = {_normal(name).replace(".", ""): name for name in ROCKETMQ_SETTINGS}
-
-
-def _to_text(value: object) -> str:
-    match value:
-        case None:
-            return ""
-        case bool():
-            return "true" if value else "false"
-        case enum.Enum():
-            return value.name
-        case tuple():
-            return ",".join(map(_to_text, value))
-        case _:
-            return str(value)
-
-
-# --- Config classes -------------------------------------------------------------------------------------------------
+_ROCKETMQ_NAMES: Final = {normal(name).replace(".", ""): name for name in ROCKETMQ_SETTINGS}
 
 
 def _fields(kind: type) -> tuple[dataclasses.Field[Any], ...]:
@@ -364,7 +320,7 @@ def _fields(kind: type) -> tuple[dataclasses.Field[Any], ...]:
 
 
 def _names(kind: type) -> set[str]:
-    return {_normal(field.name) for field in _fields(kind)}
+    return {normal(field.name) for field in _fields(kind)}
 
 
 def _section_of(kind: type) -> str:
@@ -418,13 +374,13 @@ def _convert(setting: Setting, hint: Any, default: object) -> Any:
             return float(text)
         if isinstance(kind, type) and issubclass(kind, enum.Enum):
             expected = "one of " + ", ".join(member.name for member in kind)
-            return {_normal(member.name): member for member in kind}[_normal(text)]
+            return {normal(member.name): member for member in kind}[normal(text)]
         if typing.get_origin(kind) is typing.Literal:
             choices = typing.get_args(kind)
             expected = "one of " + ", ".join(choices)
-            return {_normal(choice): choice for choice in choices}[_normal(text)]
+            return {normal(choice): choice for choice in choices}[normal(text)]
     except (ValueError, KeyError):
-        example = "" if default in (dataclasses.MISSING, None, "") else f", as in {setting.key}={_to_text(default)}"
+        example = "" if default in (dataclasses.MISSING, None, "") else f", as in {setting.key}={to_text(default)}"
         raise ConfigError(
             f"{setting.place}: invalid {setting.key} {setting.value!r}: expected {expected}{example}"
         ) from None
@@ -445,136 +401,11 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
     return typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
-# --- Files ----------------------------------------------------------------------------------------------------------
-
-
-def _read_file(path: Path) -> Iterator[Setting]:
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"cannot read the config file {path}: {error.strerror}; check the path after -c") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
-    settings = _read_toml(path, text) if path.suffix == ".toml" else _read_properties(str(path), text)
-    return (dataclasses.replace(setting, file=path) for setting in settings)
-
-
-def _read_properties(source: str, text: str) -> Iterator[Setting]:
-    for number, line in _logical_lines(text):
-        key, value = _split(line)
-        if value is None or not _KEY.match(key):
-            raise ConfigError(
-                f"{source}, line {number}: invalid line {_shown(line)!r}: expected key=value, or # for a comment"
-            )
-        yield _sectioned(key, value, f"{source}, line {number}")
-
-
 def _is_open_to_others(path: Path) -> bool:
     try:
         return os.name == "posix" and bool(path.stat().st_mode & 0o077)
     except OSError:
         return False  # it was there a moment ago
-
-
-def _shown(line: str) -> str:
-    """A line that is no setting, for an error message; without what may be a secret."""
-    if not any(word in _normal(line) for word in _SECRET_WORDS):
-        return line
-    key = re.match(r"[A-Za-z][A-Za-z0-9_.-]*", line)
-    return f"{key.group() if key else ''} …"
-
-
-def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines without comments and blank lines; a line that ends with an odd number of ``\\`` is joined with the next."""
-    joined, started = "", 0
-    for number, raw in enumerate(text.splitlines(), 1):
-        line = raw.lstrip()
-        if not joined and (not line or line[0] in "#!"):
-            continue
-        started = started if joined else number
-        backslashes = len(line) - len(line.rstrip("\\"))
-        if backslashes % 2:
-            joined += line[:-1]
-        else:
-            yield started, (joined + line).rstrip()
-            joined = ""
-    if joined:
-        yield started, joined.rstrip()
-
-
-def _split(line: str) -> tuple[str, str | None]:
-    """Key and value of a line, split at the first ``=`` or ``:``; the value is None if it has neither.
-
-    Java would also accept a blank between the two; this is not used in practice, and would hide invalid lines.
-    """
-    at = min((found for found in (line.find("="), line.find(":")) if found >= 0), default=-1)
-    if at < 0:
-        return line, None
-    return line[:at].strip(), _unescape(line[at + 1 :].strip())
-
-
-_ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
-_ESCAPED: Final = {
-    "\\": "\\\\",
-    **{char: f"\\{name}" for name, char in _ESCAPES.items()},
-    # More ends of lines for ``str.splitlines``.
-    **{char: f"\\u{ord(char):04x}" for char in "\v\x1c\x1d\x1e\x85\u2028\u2029"},
-}
-
-
-def _unescape(text: str) -> str:
-    """Java's escapes: ``\\t \\n \\r \\f``, ``\\uXXXX``; a backslash before any other character is removed."""
-
-    def replace(match: re.Match[str]) -> str:
-        code, char = match.groups()
-        return chr(int(code, 16)) if code else _ESCAPES.get(char, char)
-
-    return re.sub(r"\\(?:u([0-9a-fA-F]{4})|(.?))", replace, text) if "\\" in text else text
-
-
-def _sectioned(key: str, value: str, place: str) -> Setting:
-    section, _, name = key.rpartition(".")
-    return Setting(name, value, place, section=section) if section in SECTIONS else Setting(key, value, place)
-
-
-def _read_toml(path: Path, text: str) -> Iterator[Setting]:
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}; put text in quotes, as in brokerName = 'a'") from None
-    for key, value in document.items():
-        if isinstance(value, dict):
-            for inner, inner_value in value.items():
-                place = f"{path}, line {_toml_line(text, key, inner)}"
-                if key in SECTIONS or not key.startswith("tls"):
-                    yield Setting(inner, _toml_text(inner_value, inner, place), place, section=key)
-                else:
-                    # ["tls.server"] mode = …: the dots of the name are no table of ours.
-                    yield Setting(f"{key}.{inner}", _toml_text(inner_value, inner, place), place)
-        else:
-            place = f"{path}, line {_toml_line(text, '', key)}"
-            yield Setting(key, _toml_text(value, key, place), place)
-
-
-def _toml_text(value: object, key: str, place: str) -> str:
-    match value:
-        case dict():
-            raise ConfigError(f"{place}: {key} is a table: expected a single value")
-        case list():
-            return ";".join(_toml_text(item, key, place) for item in value)  # as RocketMQ writes lists of addresses
-        case _:
-            return _to_text(value)
-
-
-def _toml_line(text: str, table: str, key: str) -> int:
-    """The line of a key, which ``tomllib`` does not report; 1 if it is written in a form that is not found."""
-    here = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        if header := re.match(r"\s*\[\s*([^\[\]]+?)\s*\]", line):
-            here = header[1].strip("\"'")
-        elif here == table and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=", line):
-            return number
-    return 1
 
 
 # --- Objects that a setting names ---------------------------------------------------------------------------------

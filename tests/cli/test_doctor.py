@@ -15,6 +15,7 @@ from ternmq.cli import findings
 from ternmq.cli.findings import DiskFacts, DoctorFinding, Severity
 from ternmq.cli.machine import disk_facts, limits
 from ternmq.cli.sizing import Sizing, size
+from ternmq.store.disk.file_disk import FileDisk
 from tests.cli.conftest import Serving, tern
 from tests.net.address_servers import Listing, address_server
 
@@ -112,6 +113,8 @@ def test_this_machine_tells_its_disk_and_limits(tmp_path: Path) -> None:
     files, _, mappings = limits()
 
     assert 0 < facts.free_bytes <= facts.total_bytes
+    usage = FileDisk().usage(tmp_path)
+    assert usage.used_bytes + usage.free_bytes == facts.total_bytes, "as brokers count: without what is kept for root"
     assert (True, True) == (bool(facts.file_system), files is not None and mappings is not None)
 
 
@@ -196,6 +199,14 @@ def test_a_load_is_sized_by_littles_law() -> None:
     disk = 1_000 * 3_600 * 1_000 / 2 / 0.7
     assert Sizing(100, 5, 10, 2, plain.disk_bytes, 500 * 924 * 3) == plain
     assert (100, True) == (orderly.queues, abs(plain.disk_bytes - disk) <= 1)
+
+
+@pytest.mark.parametrize("rate", ["inf", "nan", "1e308", "0"])
+def test_sizing_takes_loads_that_can_be(rate: str) -> None:
+    """T1: a number beyond all use is wrong usage, and no internal error."""
+    done = tern("doctor", "sizing", "--rate", rate)
+
+    assert (2, True) == (done.returncode, "Invalid value for '--rate'" in done.stderr)
 
 
 def test_sizing_is_a_table_for_people_and_numbers_for_programs() -> None:

@@ -94,7 +94,7 @@ class TimerWorld:
             announce=self.schedule.announce,
         )
         self.recalls = Recalls(self.schedule, clock=self.clock, broker_name="a")
-        self.delivery = Delivery(self.store, self.schedule, alarm, clock=self.clock)
+        self.delivery = Delivery(self.store, self.schedule, alarm, clock=self.clock, count=lambda *_: None)
         self._forget_lost()
         self._tasks = Tasks()
         self._run(self.delivery.run)

@@ -65,7 +65,7 @@ class World:
         file = TableFile(ROOT / "config" / "delayOffset.json", do_now, self.files)
         self.progress = DelayProgress(file, self.store, self.clock)
         self.progress.load()
-        self.levels = DelayLevels(self.store, self.progress, clock=self.clock)
+        self.levels = DelayLevels(self.store, self.progress, clock=self.clock, count=lambda *_: None)
         self._tasks = Tasks()
         self._tasks.create_task(self.levels.run())
         self._tasks.create_task(_every(10.0, self.progress.save))

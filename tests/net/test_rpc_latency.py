@@ -7,6 +7,7 @@ import pytest
 from ternmq.net import rpc_latency
 from ternmq.net.rpc_latency import RpcEnd, RpcLatencies
 from ternmq.wire.codes import RequestCode, ResponseCode
+from ternmq.wire.header import decode_json
 
 
 async def test_requests_that_came_together_count_with_one_call() -> None:
@@ -26,6 +27,14 @@ async def test_requests_that_came_together_count_with_one_call() -> None:
     sends = next(row.latency for row in latencies.rows() if row.response == "success" and row.end is RpcEnd.ANSWERED)
     assert sends.sum_s >= 64 * 0.02
     assert 0 == dict(sends.up_to())["10"]
+
+
+def test_a_header_cannot_say_when_it_arrived() -> None:
+    """D5, B5: whatever names its members have; what the reader notes is beside what is decoded."""
+    request = decode_json(b'{"code":11,"opaque":1,"arrived":-1e300,"is_held":true," arrived":-1e300," is held":true}')
+    assert not hasattr(request, "arrived")
+    assert not hasattr(request, "is_held")
+    assert {"arrived", "is_held"}.isdisjoint(request.__struct_fields__)
 
 
 async def test_codes_without_a_name_share_a_row() -> None:

@@ -86,32 +86,44 @@ def check(
 
 @app.command()
 def sizing(
-    rate: Annotated[float, typer.Option("--rate", min=0.001, metavar="COUNT", help="Messages a second, at the peak.")],
-    size: Annotated[int, typer.Option("--size", min=0, metavar="BYTES", help="Size of a body.")] = 1024,
+    rate: Annotated[
+        float, typer.Option("--rate", min=0.001, max=1e12, metavar="COUNT", help="Messages a second, at the peak.")
+    ],
+    size: Annotated[int, typer.Option("--size", min=0, max=2**31, metavar="BYTES", help="Size of a body.")] = 1024,
     retention: Annotated[
-        float, typer.Option("--retention", min=0.1, metavar="HOURS", help="How long messages are kept.")
+        float, typer.Option("--retention", min=0.1, max=1e6, metavar="HOURS", help="How long messages are kept.")
     ] = 72,
     work: Annotated[
-        float, typer.Option("--work", min=0.01, metavar="MS", help="Time that a consumer needs for one message.")
+        float,
+        typer.Option("--work", min=0.01, max=1e9, metavar="MS", help="Time that a consumer needs for one message."),
     ] = 10,
     threads: Annotated[
-        int, typer.Option("--threads", min=1, metavar="COUNT", help="Messages that one member works on at once.")
+        int,
+        typer.Option("--threads", min=1, max=10**6, metavar="COUNT", help="Messages that one member works on at once."),
     ] = 20,
     members: Annotated[
-        int, typer.Option("--members", min=1, metavar="COUNT", help="At least so many members, so that one may fail.")
+        int,
+        typer.Option(
+            "--members", min=1, max=10**6, metavar="COUNT", help="At least so many members, so that one may fail."
+        ),
     ] = 2,
     orderly: Annotated[bool, typer.Option("--orderly", help="Messages of a queue are consumed one by one.")] = False,
     broker_rate: Annotated[
         float,
         typer.Option(
-            "--broker-rate", min=1, metavar="COUNT", help="Messages a second that one broker takes; see `tern bench`."
+            "--broker-rate",
+            min=1,
+            max=1e12,
+            metavar="COUNT",
+            help="Messages a second that one broker takes; see `tern bench`.",
         ),
     ] = 10_000,
     replicas: Annotated[
-        int, typer.Option("--replicas", min=0, metavar="COUNT", help="Copies of each broker, besides the master.")
+        int,
+        typer.Option("--replicas", min=0, max=1000, metavar="COUNT", help="Copies of each broker, besides the master."),
     ] = 1,
     groups: Annotated[
-        int, typer.Option("--groups", min=1, metavar="COUNT", help="Groups that each consume all messages.")
+        int, typer.Option("--groups", min=1, max=10**6, metavar="COUNT", help="Groups that each consume all messages.")
     ] = 1,
     as_json: Json = False,
 ) -> None:

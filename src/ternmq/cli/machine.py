@@ -24,7 +24,9 @@ def disk_facts(directory: Path) -> DiskFacts:
         place = place.parent
     usage = shutil.disk_usage(place)
     scheduler, is_rotational = _queue_of(place.stat().st_dev)
-    return DiskFacts(str(directory), usage.free, usage.total, _file_system(place), scheduler, is_rotational)
+    # Of the part that programs may use, as brokers count: what is kept for root is neither free nor used.
+    total = usage.used + usage.free
+    return DiskFacts(str(directory), usage.free, total, _file_system(place), scheduler, is_rotational)
 
 
 def _file_system(place: Path) -> str:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import accumulate
 from typing import Final
@@ -68,8 +69,18 @@ _NOT_TRANSACTION: Final = ~Sysflag.TRANSACTION_MASK
 class Delivery:
     """Implements ``broker.roles.Runner``. All methods belong to the broker's loop."""
 
-    def __init__(self, store: MessageStore, schedule: ScheduleLog, alarm: Alarm, *, clock: Clock) -> None:
+    def __init__(
+        self,
+        store: MessageStore,
+        schedule: ScheduleLog,
+        alarm: Alarm,
+        *,
+        clock: Clock,
+        count: Callable[[str, int, int], None],
+    ) -> None:
+        """``count`` gets the topic, the number and the bytes of messages that are delivered."""
         self._store = store
+        self._count = count
         self._schedule = schedule
         self._alarm = alarm
         self._clock = clock
@@ -324,6 +335,8 @@ class Delivery:
             # Whatever happens: what stays in flight is not delivered again.
             for number in numbers[done : len(drafts)]:
                 in_flight.pop(log_offsets[number], None)
+        for draft in drafts[:done]:
+            self._count(draft.topic, 1, len(draft.body))
         self._note_done(files, wheel, numbers[:done], marked)
         return done
 
@@ -336,11 +349,17 @@ class Delivery:
         self._schedule.announce_deliveries(files.hour)
         marked, delivered = files.closed_count, delivered_at(now_ms).encode()
 
+        bodies: list[tuple[str, int, int]] = []
+
         def make(room: PackingRoom) -> Made | None:
             spans = self._spans(files, wheel, numbers, bytes_max)
-            return self._rewriter.make(spans, files.hour, delivered, room) if spans is not None else None
+            made = self._rewriter.make(spans, files.hour, delivered, room) if spans is not None else None
+            bodies[:] = made.bodies(room) if made is not None else ()
+            return made
 
         done = self._store.put_made(make)
+        for each in bodies:
+            self._count(*each)
         self._note_done(files, wheel, numbers[:done], marked)
         return done
 
@@ -400,6 +419,7 @@ class Delivery:
                 topic, queue_id = _real_topic(record.properties), _real_queue(record.properties) or ""
                 if topic and not names.is_internal_topic(topic) and queue_id.isdecimal() and len(queue_id) < 10:
                     self._records.put(entry, self._delivery(record, entry, topic, int(queue_id)))
+                    self._count(topic, 1, len(record.body))
                     self.delivered += 1
                     return
                 why = f"its properties do not name a valid queue: {topic!r}, {queue_id!r}"

@@ -28,6 +28,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Final
 
@@ -67,8 +68,12 @@ _FORBIDDEN: Final = frozenset({names.SCHEDULE_TOPIC, names.HALF_TOPIC})
 class DelayLevels:
     """The levels of one term. All methods belong to the broker's loop; the store is open."""
 
-    def __init__(self, store: MessageStore, progress: DelayProgress, *, clock: Clock) -> None:
+    def __init__(
+        self, store: MessageStore, progress: DelayProgress, *, clock: Clock, count: Callable[[str, int, int], None]
+    ) -> None:
+        """``count`` gets the topic, the number and the bytes of messages that are delivered."""
         self._store = store
+        self._count = count
         self._progress = progress
         self._clock = clock
         self._loop = asyncio.get_running_loop()
@@ -163,7 +168,9 @@ class DelayLevels:
                 topic = props.find(record.properties, Property.REAL_TOPIC)
                 queue_id = props.find(record.properties, Property.REAL_QUEUE_ID) or ""
                 if topic and topic not in _FORBIDDEN and _QUEUE_ID.match(queue_id):
-                    return self._store.put(rewrite(record, topic, int(queue_id), {})).end_offset
+                    placed = self._store.put(rewrite(record, topic, int(queue_id), {}))
+                    self._count(topic, 1, len(record.body))
+                    return placed.end_offset
                 why = f"its properties do not name a valid queue: {topic!r}, {queue_id!r}"
         except (CorruptRecord, RecordRefused) as error:
             why = str(error)

@@ -205,6 +205,11 @@ class Lanes:
         #: at any time; without it they come in the next turn.
         self.wake_held: Callable[[], None] = _nothing
 
+    @property
+    def time(self) -> Callable[[], float]:
+        """The clock of ``submit``."""
+        return self._time
+
     def __getitem__(self, name: str) -> Lane:
         return self.by_name[name]
 

@@ -1,8 +1,8 @@
-"""A peer: one connection, on which both ends may call (B2, B5). Its bytes are in ``net.stream``.
+"""A peer: one connection, on which both ends may call (B2, B5). Its bytes are in ``net.stream``, its own calls in
+``net.calls``.
 
 ``data_received`` takes what the kernel had ready, decodes all frames in it, settles the responses and hands the
-requests to the lanes; replies gather in ``_out`` and leave in one write per turn of the loop. So do calls of ours,
-unless one follows the other: a call that is the only one in progress, as the one before it was, leaves at once.
+requests to the lanes; replies gather in ``_out`` and leave in one write per turn of the loop.
 
 A handler is a plain function that returns a ``Reply``; one that must wait returns an awaitable, and only then a task is
 made. It may also return None and call ``reply`` itself later (a held pull, a send that waits for the disk).
@@ -26,14 +26,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ternmq.errors import (
     BrokerRefused,
-    CallTimeout,
     LocalProtocolError,
-    MachineSilent,
-    NetworkError,
     RemoteProtocolError,
     TernError,
-    TooManyCalls,
 )
+from ternmq.net.calls import CALLS_MAX, CallingStream, code_name
 from ternmq.net.endpoint import is_silence
 from ternmq.net.gate import Gate, Rights, Rule
 from ternmq.net.lanes import FULL, Lane, Lanes
@@ -45,9 +42,9 @@ from ternmq.net.stream import IDLE_S, Stream
 from ternmq.net.stream import format_address as format_address  # for all that name a peer
 from ternmq.types import Buffer
 from ternmq.wire.auth import Credentials
-from ternmq.wire.codes import FLAG_ONEWAY, JSON, RequestCode, ResponseCode
-from ternmq.wire.frame import RUN_CODES, FrameDecoder, encode_reply, encode_request, frame, request_in
-from ternmq.wire.header import Fields, Header, Reply, Request, Response
+from ternmq.wire.codes import FLAG_ONEWAY, RequestCode, ResponseCode
+from ternmq.wire.frame import RUN_CODES, FrameDecoder, encode_reply, request_in
+from ternmq.wire.header import Reply, Request, Response
 from ternmq.wire.refusal import SEND_BYTES_MIN, SendRefusal
 
 if TYPE_CHECKING:
@@ -55,15 +52,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: RocketMQ's ``clientAsyncSemaphoreValue``.
-CALLS_MAX: Final = 65_535
 #: Replies of one turn that have more bytes than this are written before the turn ends.
 FLUSH_BYTES: Final = 1024 * 1024
 #: Replies up to this size are written whatever else waits: they are few bytes, and say what became of a request.
 SMALL_REPLY_BYTES: Final = 4 * 1024
 #: An error that quotes what it was given may be as long as that.
 REMARK_CHARS_MAX: Final = 4 * 1024
-_OPAQUE_MASK: Final = 0x7FFFFFFF
 _REFUSAL: Final = SendRefusal(FULL)
 
 Handler = Callable[["Peer", Request[Any]], "Reply | bytes | Awaitable[Reply | None] | None"]
@@ -98,15 +92,7 @@ class TaskOwner(Protocol):
     def create_task(self, coro: Any, /) -> Any: ...
 
 
-class Caller(Protocol):
-    """What made a call and gets its end: one of the two, once. Neither may raise."""
-
-    def answered(self, response: Response) -> None: ...
-
-    def failed(self, error: NetworkError) -> None: ...
-
-
-class Peer(Stream):
+class Peer(CallingStream):
     """The connection to one other program. All methods belong to the loop's thread."""
 
     def __init__(
@@ -129,14 +115,19 @@ class Peer(Stream):
 
         Without a ``gate``, every request is admitted. Calls of ours are signed with ``credentials``.
         """
-        super().__init__(usage if usage is not None else Usage(OUTGOING), idle_s=idle_s)
+        super().__init__(
+            usage if usage is not None else Usage(OUTGOING),
+            lanes.time,
+            credentials=credentials,
+            calls_max=calls_max,
+            idle_s=idle_s,
+        )
         self._routes = routes
         self._lanes = lanes
         self._tasks = tasks
         self._on_open = on_open
         self._on_close = on_close
         self._gate = gate
-        self._credentials = credentials
         self.latencies = latencies
         #: Requests of one code that were answered in this turn, and are not noted yet.
         self._tallied = 0
@@ -146,174 +137,21 @@ class Peer(Stream):
         #: What the gate knows of the other side (``gate.CallingPeer``).
         self.access: Rights | None = None
         self.proved = ""
-        self._calls_max = calls_max
-        self._frame_bytes_max = self._usage.limits.frame_max_length
         self._decoder = FrameDecoder(bytes_max=self._frame_bytes_max, typed=gate is None)
         #: For runs of sends. A gate without a short way looks at each request alone.
         self._runs = self._run_worker(gate) if gate is None or gate.is_quick else None
         sends = routes.get(RequestCode.SEND_MESSAGE_V2)
         #: The lane of sends, if they are served here.
         self._sends = lanes[sends.lane] if sends is not None else None
-        #: It brought more than the lane takes, and is not read for a while (``lanes.read_later``).
-        self._is_held = False
         self._is_narrow = False
         #: The last read ended within a frame.
         self._is_cut = False
-        #: The connection has ended because the other machine acknowledged nothing.
-        self.is_silent = False
-        self._calls: dict[int, Caller] = {}
-        self._opaque = 0
-        #: The last call was the only one in progress when it was written.
-        self._is_alone = False
 
     def _run_worker(self, gate: Gate | None) -> RunWorker | None:
         first, *others = (self._routes.get(code) for code in RUN_CODES)
         if first is None or first.runs is None or any(one is None or one.runs is not first.runs for one in others):
             return None
         return RunWorker(self, first.runs, self._lanes, self._lanes[first.lane], gate)
-
-    # --- Calls of ours ---------------------------------------------------------------------------------------
-
-    async def call(
-        self,
-        code: int,
-        header: Header | None = None,
-        body: Buffer = b"",
-        *,
-        timeout_ms: int = 3000,
-        form: int = JSON,
-        more_fields: Fields | None = None,
-    ) -> Response:
-        """Send a request and wait for its response, whatever its code.
-
-        The time includes waiting for the other side to read what was written before. Raises ``CallTimeout``,
-        ``NetworkError`` when the connection breaks, ``TooManyCalls`` at the limit.
-        """
-        if self._is_full:
-            began = self._loop.time()
-            await self.writable(timeout_ms=timeout_ms)
-            timeout_ms = max(1, timeout_ms - int((self._loop.time() - began) * 1000))
-        response = self.start_call(code, header, body, form=form, more_fields=more_fields)
-        timer = self._loop.call_later(timeout_ms / 1000, self._time_out, response, code, timeout_ms)
-        try:
-            return await response
-        finally:
-            timer.cancel()
-
-    def start_call(
-        self,
-        code: int,
-        header: Header | None = None,
-        body: Buffer = b"",
-        *,
-        form: int = JSON,
-        more_fields: Fields | None = None,
-    ) -> asyncio.Future[Response]:
-        """Send a request; the future gets its response or the error that ended the connection."""
-        opaque = self.next_opaque()
-        buffers = encode_request(
-            code,
-            header,
-            body,
-            opaque=opaque,
-            form=form,
-            more_fields=more_fields,
-            credentials=self._credentials,
-            bytes_max=self._frame_bytes_max,
-        )
-        future: asyncio.Future[Response] = self._loop.create_future()
-        self._begin(opaque, buffers, _Awaited(future))
-        future.add_done_callback(lambda _: self._calls.pop(opaque, None))
-        return future
-
-    def next_opaque(self) -> int:
-        """The number of the next call. Raises ``NetworkError`` when the connection is closed."""
-        self._check_open()
-        self._opaque = (self._opaque + 1) & _OPAQUE_MASK
-        return self._opaque
-
-    def begin_call(self, opaque: int, head: bytes, body: Buffer, caller: Caller | None, *, form: int) -> None:
-        """Send a request whose header is encoded already, with the number that ``next_opaque`` gave; without a caller,
-        one that is not answered. No future is made, for callers that make many calls."""
-        self._begin(opaque, frame(head, form, body, self._frame_bytes_max), caller)
-
-    @property
-    def calls_open(self) -> int:
-        """Calls of ours that wait for their answers."""
-        return len(self._calls)
-
-    def forget_call(self, opaque: int) -> None:
-        """Its caller waits no longer."""
-        self._calls.pop(opaque, None)
-
-    def _begin(self, opaque: int, buffers: list[Buffer], caller: Caller | None) -> None:
-        out, calls = self._out, self._calls
-        if caller is not None:
-            if len(calls) >= self._calls_max:
-                raise TooManyCalls(
-                    f"{self._calls_max} calls to {self.address} are waiting for an answer; send more slowly"
-                )
-            calls[opaque] = caller
-            if self._is_paused:
-                # What we read next may be the answer.
-                self._resume_reading()
-            if self._is_held:
-                self._read_on()
-            if self._is_alone and not out and len(calls) == 1:
-                # So was the one before: this caller makes one call after the other. Waiting for others that could share
-                # the write would cost a turn of the loop, and bring none.
-                out += buffers
-                self._flush()
-                return
-        self._is_alone = False
-        if not out:
-            self._loop.call_soon(self._flush_calls)
-        out += buffers
-
-    def _flush_calls(self) -> None:
-        self._is_alone = len(self._calls) == 1
-        self._flush()
-
-    def call_oneway(
-        self,
-        code: int,
-        header: Header | None = None,
-        body: Buffer = b"",
-        *,
-        form: int = JSON,
-        more_fields: Fields | None = None,
-    ) -> None:
-        """Send a request that is not answered. Raises ``NetworkError`` when the connection is closed."""
-        opaque = self.next_opaque()
-        buffers = encode_request(
-            code,
-            header,
-            body,
-            opaque=opaque,
-            oneway=True,
-            form=form,
-            more_fields=more_fields,
-            credentials=self._credentials,
-            bytes_max=self._frame_bytes_max,
-        )
-        self._write(buffers)
-
-    def _time_out(self, response: asyncio.Future[Response], code: int, timeout_ms: int) -> None:
-        if not response.done():
-            response.set_exception(
-                CallTimeout(
-                    f"{self.address} did not answer {_code_name(code)} within {timeout_ms} ms", address=self.address
-                )
-            )
-
-    def _check_open(self) -> None:
-        if self._transport is None or self._transport.is_closing():
-            raise NetworkError(f"the connection to {self.address or 'the peer'} is closed", address=self.address)
-        if self._is_full and not self._has_room(0):
-            raise TooManyCalls(
-                f"{self._waiting_bytes} bytes are waiting to be read by {self.address}; send more slowly, or "
-                "check why it does not read"
-            )
 
     # --- Calls of theirs -------------------------------------------------------------------------------------
 
@@ -358,23 +196,24 @@ class Peer(Stream):
     def _tally(self, request: Request[Any], latencies: RpcLatencies) -> None:
         """A request is answered with success, and others of its code will be: from now on, all of one turn are noted
         together, when their replies are written. They came with one read, as a rule; else the oldest counts for all."""
-        self._note_tallied()
+        if self._tallied:
+            # They leave with the same write, or with a later one; this is when.
+            self._active_at = self._time()
+            self._note_tallied()
         self._tallied_code = request.code
         self._tallied_row = latencies.row(request.code, ResponseCode.SUCCESS, RpcEnd.ANSWERED)
         self._tallied_arrived = request.arrived
         self._tallied = 1
 
     def _note_tallied(self) -> None:
-        count = self._tallied
-        if count:
-            assert self.latencies is not None, "without it, none are tallied"
-            self._tallied_row.add(self.latencies.time() - self._tallied_arrived, count)
-            self._tallied = 0
+        count, self._tallied = self._tallied, 0
+        # The time of the write that has their replies: another look at the clock would cost as much as all else.
+        self._tallied_row.add(self._active_at - self._tallied_arrived, count)
 
     def _flush(self) -> None:
+        Stream._flush(self)  # noqa: SLF001 - its own: ``super()`` would take 60 ns more of every write
         if self._tallied:
             self._note_tallied()
-        super()._flush()
 
     def reply_all(self, replies: bytes) -> None:
         """Answer several requests, with whole frames, while the other side reads (``is_full``). The caller notes how
@@ -472,9 +311,9 @@ class Peer(Stream):
         if isinstance(error, BrokerRefused):
             return Reply(error.code, remark=remark)
         if not isinstance(error, TernError):
-            log.error("the handler of %s from %s failed", _code_name(request.code), self.address, exc_info=error)
+            log.error("the handler of %s from %s failed", code_name(request.code), self.address, exc_info=error)
         elif isinstance(error, LocalProtocolError):
-            log.warning("cannot answer %s of %s: %s", _code_name(request.code), self.address, error)
+            log.warning("cannot answer %s of %s: %s", code_name(request.code), self.address, error)
         return Reply(ResponseCode.SYSTEM_ERROR, remark=f"{type(error).__name__}: {remark}")
 
     def refuse(self, request: Request[Any], reason: str) -> None:
@@ -490,22 +329,13 @@ class Peer(Stream):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        kind: type[NetworkError] = MachineSilent if is_silence(exc) else NetworkError
-        self.is_silent = kind is MachineSilent
+        self.is_silent = is_silence(exc)
         if self._on_close is not None:
             self._on_close(self)
-        # Last, as a caller may try again at once, and must not find this connection.
-        calls, self._calls = self._calls, {}
-        reason = f": {exc}" if exc else ""
-        if self.is_silent:
-            reason = ": its machine does not acknowledge what is sent to it; it is down, or the network between is"
-        elif len(calls) >= self._opaque and calls:
-            reason += " before it answered any request; check that the port is right, and whether it needs TLS"
-        for caller in calls.values():
-            caller.failed(kind(f"the connection to {self.address} was lost{reason}", address=self.address))
+        self._fail_calls(exc)
 
     def data_received(self, data: bytes) -> None:
-        now = self._active_at = self._loop.time()
+        now = self._active_at = self._time()
         decoder, runs, sends = self._decoder, self._runs, self._sends
         refused = 0
         if sends is not None:
@@ -525,24 +355,22 @@ class Peer(Stream):
                 self._usage.paused(self)
         lanes, routes = self._lanes, self._routes
         by_name = lanes.by_name
-        arrived = self.latencies.time() if self.latencies is not None else 0.0
+        measures = self.latencies is not None
         read: ReadRuns | None = None
         responses = 0
         for command in commands:
             if isinstance(command, Response):
                 responses += 1
-                caller = self._calls.pop(command.opaque, None)
-                if caller is not None:
-                    caller.answered(command)
+                self._answered(command)
                 continue
             if not isinstance(command, Request):
                 assert runs is not None, "runs are only made where there is one to take them"
                 if read is None:
-                    read = ReadRuns(runs, arrived)
+                    read = ReadRuns(runs, now)
                 self._submit_run(read, command, now)
                 continue
-            # A header may have members of these names.
-            command.arrived, command.is_held = arrived, False
+            if measures:
+                command.arrived, command.is_held = now, False
             route = routes.get(command.code)
             if route is None:
                 remark = f" request type {command.code} not supported"
@@ -578,12 +406,6 @@ class Peer(Stream):
                 self._lanes.read_later(self._read_on)
         return data, count
 
-    def _read_on(self) -> None:
-        self._is_held = False
-        if not self._is_paused and self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
-            self._usage.resumed(self)
-
     def _submit_run(self, read: ReadRuns, sends: Sends, now: float) -> None:
         """Queue a run as one job if its lane has room for all its requests, else each of them."""
         lane, lanes, count, size = read.runs.lane, self._lanes, sends.count, sends.frame_bytes
@@ -593,29 +415,5 @@ class Peer(Stream):
             return
         for number in range(count):
             request = request_in(sends, number)
-            request.arrived = read.arrived
+            request.arrived, request.is_held = now, False
             lanes.submit(lane, self, request, now, request.frame_bytes)
-
-
-class _Awaited:
-    """A caller that awaits a future."""
-
-    __slots__ = ("_future",)
-
-    def __init__(self, future: asyncio.Future[Response]) -> None:
-        self._future = future
-
-    def answered(self, response: Response) -> None:
-        if not self._future.done():
-            self._future.set_result(response)
-
-    def failed(self, error: NetworkError) -> None:
-        if not self._future.done():
-            self._future.set_exception(error)
-
-
-def _code_name(code: int) -> str:
-    try:
-        return RequestCode(code).name
-    except ValueError:
-        return f"request {code}"

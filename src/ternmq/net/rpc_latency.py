@@ -59,7 +59,7 @@ class RpcLatencies:
     def __init__(self) -> None:
         #: By request code, response code and end.
         self._rows: dict[tuple[int, int, int], Latency] = {}
-        #: What ``Request.arrived`` is told by: exact, unlike that of uvloop, which counts whole milliseconds.
+        #: That of ``Request.arrived`` (``Lanes.time``): exact, unlike that of uvloop, which counts whole milliseconds.
         self.time = work_clock().now
 
     def note(self, code: int, answer: int, end: int, arrived: float, count: int = 1) -> None:

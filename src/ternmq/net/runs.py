@@ -189,7 +189,7 @@ class RunWorker:
 
 def _request(sends: Sends, number: int, arrived: float) -> Request[Any]:
     request = request_in(sends, number)
-    request.arrived = arrived
+    request.arrived, request.is_held = arrived, False
     return request
 
 

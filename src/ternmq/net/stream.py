@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Final, cast
 
@@ -36,16 +36,17 @@ NARROW_BYTES: Final = 256 * 1024
 class Stream(asyncio.Protocol):
     """One connection, as bytes to write. All methods belong to the loop's thread."""
 
-    def __init__(self, usage: Usage, *, idle_s: float = IDLE_S) -> None:
-        """``usage`` is what the connections of one server share."""
+    def __init__(self, usage: Usage, time: Callable[[], float], *, idle_s: float = IDLE_S) -> None:
+        """``usage`` is what the connections of one server share; ``time`` the loop's exact time (``Lanes.time``)."""
         self._usage = usage
+        self._time = time
         self._idle_s = idle_s
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._out: list[Buffer] = []
         #: Of replies with a body, roughly.
         self._out_bytes = 0
-        self._active_at = self._loop.time()
+        self._active_at = self._time()
         self._idle_timer: asyncio.TimerHandle | None = None
         self._close_timer: asyncio.TimerHandle | None = None
         self._writable = asyncio.Event()
@@ -54,6 +55,8 @@ class Stream(asyncio.Protocol):
         self._is_full = False
         #: Nothing is read from the other side either.
         self._is_paused = False
+        #: It brought more than there is room for, and is not read for a while (``lanes.read_later``).
+        self._is_held = False
         #: Written so far, and what of it waits while we are full, as far as ``usage`` knows.
         self._written_bytes = 0
         self._waiting_bytes = 0
@@ -129,6 +132,13 @@ class Stream(asyncio.Protocol):
             self._transport.resume_reading()
             self._usage.resumed(self)
 
+    def _read_on(self) -> None:
+        """It was held for long enough."""
+        self._is_held = False
+        if not self._is_paused and self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+            self._usage.resumed(self)
+
     def _narrow(self) -> None:
         """Let the kernel keep little of what is not read yet, from now on: the other side notices sooner."""
         sock = self._transport.get_extra_info("socket") if self._transport is not None else None
@@ -168,7 +178,7 @@ class Stream(asyncio.Protocol):
             return
         self._out = []
         self._out_bytes = 0
-        self._active_at = self._loop.time()
+        self._active_at = self._time()
         size = sum(map(len, out))
         self._written_bytes += size
         if len(out) == 1:
@@ -227,7 +237,7 @@ class Stream(asyncio.Protocol):
         if self._is_full and self.left_bytes() > self._left_bytes:
             # It reads, if slowly.
             self._left_bytes = self.left_bytes()
-            self._active_at = self._loop.time()
+            self._active_at = self._time()
         # A moment, not a rest of seconds: the rest may be so small that adding it to the time changes nothing.
         end = self._active_at + self._idle_s
         if self._loop.time() >= end:

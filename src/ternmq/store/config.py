@@ -266,7 +266,7 @@ def parse_hours(text: str) -> frozenset[int]:
     hours = [part.strip() for part in text.split(";") if part.strip()]
     for hour in hours:
         if not (hour.isascii() and hour.isdigit() and int(hour) < 24):
-            raise ConfigError(f"deleteWhen has {hour!r}, which is no hour; write hours from 00 to 23, ; between them")
+            raise ConfigError(f"invalid deleteWhen {text!r}: expected hours from 00 to 23, with ; between them")
     return frozenset(int(hour) for hour in hours)
 
 

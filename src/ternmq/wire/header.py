@@ -70,7 +70,19 @@ def _text(value: object) -> str:
     return str(value)
 
 
+class Arrival:
+    """What the reader of a request notes of it. Members of a header cannot set it: it is beside what is decoded."""
+
+    __slots__ = ("arrived", "is_held")
+
+    #: When it was read. Set where that is measured (``net.rpc_latency``), and only there.
+    arrived: float
+    #: Whether it has waited for messages since.
+    is_held: bool
+
+
 class Request(
+    Arrival,
     msgspec.Struct,
     Generic[ExtT],
     rename={
@@ -79,8 +91,6 @@ class Request(
         "serial": " serial",
         "fault": " fault",
         "frame_bytes": " frame bytes",
-        "arrived": " arrived",
-        "is_held": " is held",
     },
     gc=False,
 ):
@@ -103,9 +113,6 @@ class Request(
     fault: str | None = None
     #: Bytes of the whole frame, which a waiting request keeps in memory.
     frame_bytes: int = 0
-    #: When it was read, where that is measured (``net.rpc_latency``), and whether it has waited for messages since.
-    arrived: float = 0.0
-    is_held: bool = False
 
     @property
     def fields(self) -> ExtT:

@@ -48,7 +48,7 @@ async def test_what_goes_in_out_and_back_is_counted(client: Client) -> None:
     assert (2, 2.0) == await series(client, "GROUP_GET_NUMS", "orders@billing")
     assert (await series(client, "GROUP_GET_SIZE", "orders@billing"))[0] > 0
     assert (1, 1.0) == await series(client, "SNDBCK_PUT_NUMS", "orders@billing")
-    assert (1, 1.0) == await series(client, "TOPIC_PUT_NUMS", "%RETRY%billing")
+    assert (1, 1.0) == await series(client, "TOPIC_PUT_NUMS", "SCHEDULE_TOPIC_XXXX"), "it waits for its next attempt"
     assert (3, 1.0) == await series(client, "BROKER_PUT_NUMS", "DefaultCluster")
     assert (2, 2.0) == await series(client, "BROKER_GET_NUMS", "DefaultCluster")
 
@@ -73,9 +73,14 @@ async def test_a_series_that_is_not_there_is_refused(client: Client, name: str, 
     assert "not exist" in (response.remark or "")
 
 
-@pytest.mark.parametrize("properties", [{"DELAY": "1"}, {"TIMER_DELAY_MS": "1000"}])
-async def test_a_delayed_message_counts_once_under_its_own_topic(tmp_path: Path, properties: dict[str, str]) -> None:
-    """D5, I1, I2: when it is sent, not again when it is delivered; and what consumers get of it counts."""
+@pytest.mark.parametrize(
+    ("properties", "waits_in"),
+    [({"DELAY": "1"}, "SCHEDULE_TOPIC_XXXX"), ({"TIMER_DELAY_MS": "1000"}, "rmq_sys_wheel_timer")],
+)
+async def test_a_delayed_message_counts_when_it_is_taken_and_when_it_is_delivered(
+    tmp_path: Path, properties: dict[str, str], waits_in: str
+) -> None:
+    """D5, I1, I2: under the topic where it waits, then under its own; and what consumers get of it counts."""
     async with Broker(settings(), small_store(tmp_path)) as broker, dialled(broker.address) as caller:
         await caller.heartbeat("readers", {"later": "*"})
         await caller.sent("later", b"123", properties=properties)
@@ -86,8 +91,10 @@ async def test_a_delayed_message_counts_once_under_its_own_topic(tmp_path: Path,
             response = await caller.call(RequestCode.VIEW_BROKER_STATS_DATA, header)
             return decode(response.body, BrokerStats).stats_day.sum
 
-        assert (1, 1, 1) == (
+        assert (1, 1, 3, 2, 1) == (
+            await counted("TOPIC_PUT_NUMS", waits_in),
             await counted("TOPIC_PUT_NUMS", "later"),
+            await counted("TOPIC_PUT_SIZE", "later"),
             await counted("BROKER_PUT_NUMS", "DefaultCluster"),
             await counted("GROUP_GET_NUMS", "later@readers"),
         )

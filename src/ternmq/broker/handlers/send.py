@@ -213,7 +213,8 @@ class _HeldReplies:
             self._frames = [*_frames_in(self._replies)]
         [response] = FrameDecoder().feed(self._frames[number])
         assert isinstance(response, Response), "it is a reply"
-        request = Request[Any](self._code, response.opaque, arrived=self._arrived)
+        request = Request[Any](self._code, response.opaque)
+        request.arrived, request.is_held = self._arrived, False
         if code == ResponseCode.SUCCESS:
             self._peer.reply(request, self._frames[number])
         else:

@@ -7,6 +7,7 @@ change is written to the log before it is made (``services.table_journal``), and
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
@@ -30,18 +31,21 @@ from ternmq.wire.bodies.groups import GroupReadable, SubscriptionGroupConfig
 from ternmq.wire.bodies.raft import TableChange
 from ternmq.wire.bodies.topics import TopicConfig
 
-#: The attributes of a topic, and which values each key takes (None: any).
+_RESERVE_TIME: Final = "reserve.time"
+#: The attributes of a topic, and which values each key takes (None: a number).
 ATTRIBUTES: Final[dict[str, frozenset[str] | None]] = {
     "queue.type": frozenset({"SimpleCQ"}),  # BatchCQ would be queues that we cannot write
     "cleanup.policy": frozenset({"DELETE", "COMPACTION"}),
     "message.type": frozenset({"UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED"}),
-    "reserve.time": None,
+    _RESERVE_TIME: None,
     # Of TernMQ: what may be sent to it (``broker.quota``).
     **dict.fromkeys(quota.KEYS),
 }
 #: Attributes that one group may have: RocketMQ 5 has less than ten.
 GROUP_ATTRIBUTES_MAX: Final = 64
 _ATTRIBUTE_CHARACTERS_MAX: Final = 1_024
+_SHOWN_MAX: Final = 64
+_NUMBER: Final = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 
 #: Waits until the name servers know the topics of this moment, or gives up soon.
 Published = Callable[[], Awaitable[None]]
@@ -264,16 +268,20 @@ def changed_attributes(old: dict[str, str] | None, changes: str) -> dict[str, st
     for change in filter(None, (part.strip() for part in changes.split(","))):
         key, equals, value = change[1:].partition("=")
         allowed = ATTRIBUTES.get(key)
+        shown = change if len(change) <= _SHOWN_MAX else f"{change[:_SHOWN_MAX]}…"
         if change[0] not in "+-" or key not in ATTRIBUTES:
             raise InvalidParameter(
-                f"invalid attribute {change!r}: expected +key=value or -key, with one of the keys "
+                f"invalid attribute {shown!r}: expected +key=value or -key, with one of the keys "
                 f"{', '.join(sorted(ATTRIBUTES))}"
             )
         if change[0] == "-":
             attributes.pop(key, None)
         elif not equals or not value or (allowed is not None and value not in allowed):
             choice = ", ".join(sorted(allowed)) if allowed is not None else "a value"
-            raise InvalidParameter(f"invalid attribute {change!r}: expected {choice} for {key}")
+            raise InvalidParameter(f"invalid attribute {shown!r}: expected {choice} for {key}")
+        elif key == _RESERVE_TIME and not _NUMBER.fullmatch(value):
+            # Each registration carries it to each name server: a text could be as long as a request.
+            raise InvalidParameter(f"invalid attribute {shown!r}: expected a whole number for {key}")
         else:
             attributes[key] = value
     return attributes

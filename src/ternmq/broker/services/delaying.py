@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ternmq import names
 from ternmq.broker.roles import Term
+from ternmq.broker.tables.stats import Stats
 from ternmq.delay.levels import DelayLevels
 from ternmq.delay.progress import DelayProgress
 from ternmq.env import Clock
@@ -19,15 +20,16 @@ from ternmq.store.store import MessageStore
 class Delaying:
     """All methods belong to the broker's loop. Give ``begin`` to ``Roles.add``, and ``redirect`` to the intake."""
 
-    def __init__(self, store: MessageStore, progress: DelayProgress, *, clock: Clock) -> None:
+    def __init__(self, store: MessageStore, progress: DelayProgress, *, clock: Clock, stats: Stats) -> None:
         self._store = store
+        self._stats = stats
         self._progress = progress
         self._clock = clock
         self._levels: DelayLevels | None = None
 
     def begin(self, _term: Term) -> DelayLevels:
         """What delivers in this term (``roles.RunnerFactory``)."""
-        self._levels = DelayLevels(self._store, self._progress, clock=self._clock)
+        self._levels = DelayLevels(self._store, self._progress, clock=self._clock, count=self._stats.put)
         return self._levels
 
     def redirect(self, draft: Draft) -> None:

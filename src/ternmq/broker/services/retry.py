@@ -176,8 +176,8 @@ class Retries:
         # The name comes from a property of the message, which may say anything.
         if self._topics.get(origin_topic) is not None:
             self._stats.sent_back(origin_topic, header.group, len(record.body), is_dead=delay == NO_DELAY)
-        # The copy is a message of its topic, as for RocketMQ.
-        self._stats.put(topic, 1, len(record.body))
+        # The copy is a message of the topic where it waits; it counts under its own when it is delivered.
+        self._stats.put(topic if delay == NO_DELAY else names.SCHEDULE_TOPIC, 1, len(record.body))
 
     def target(self, header: SendFields, *, version: int) -> tuple[str, int] | None:
         """Where a message *sent* to a retry topic goes if it was tried too often: topic and queue id; None if not."""

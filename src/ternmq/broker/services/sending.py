@@ -243,7 +243,12 @@ class Sending:
             command.reconsume_times or 0,
         )
         log_offset, end_offset, queue_offset, _ = self._store(draft)
-        handle = self._handle(draft, log_offset, unique_key) if draft.topic == names.WHEEL_TOPIC else None
+        handle = None
+        if draft.topic is not topic and draft.topic != names.HALF_TOPIC:
+            # It waits for its time, and counts under its own topic when it is delivered.
+            topic = draft.topic
+            if topic == names.WHEEL_TOPIC:
+                handle = self._handle(draft, log_offset, unique_key)
         self._count(topic, 1, len(body))
         waits = self._safety.is_awaited and (
             self._safety.is_required
@@ -306,8 +311,8 @@ class Sending:
         placed = runs.store(sends, first, self._is_plain, terms=terms, form=form, born_host=origin.host)
         if placed is None:
             return first, b"", 0
-        for topic, count, body_bytes in placed.sent:
-            self._count(topic, count, body_bytes, calls=count)
+        for _, count, body_bytes in placed.sent:
+            self._count(names.WHEEL_TOPIC, count, body_bytes, calls=count)
         return placed.next, placed.replies, 0
 
     def _store_transactional(

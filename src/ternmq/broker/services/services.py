@@ -87,7 +87,7 @@ class Services:
         self.delivered = DelayProgress(table_file("delayOffset.json"), store, env.clock)
         self.delivered.load()
         stack.callback(self.delivered.save)
-        self.delaying = Delaying(store, self.delivered, clock=env.clock)
+        self.delaying = Delaying(store, self.delivered, clock=env.clock, stats=tables.stats)
         timer = Timer(
             clock=env.clock,
             broker_name=config.broker_name,
@@ -283,9 +283,9 @@ class Services:
 
     def add_runners(self, roles: Roles) -> None:
         """Have what a master does by itself run in each term. The tables must be a master's by then."""
-        store = self._store
+        store, count = self._store, self._tables.stats.put
         roles.add(self.delaying.begin)
         roles.add(self.transactions.begin)
-        roles.add(lambda _term: Delivery(store, self._schedule, self._alarm, clock=self._clock))
+        roles.add(lambda _term: Delivery(store, self._schedule, self._alarm, clock=self._clock, count=count))
         roles.add(self.popping.begin)
         roles.add(self.sharing.begin)

@@ -8,11 +8,15 @@ Sends of one read that become records of a queue other than their own (``RunWrit
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+import struct
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple, TypeAlias
 
 from ternmq.store.derived.queue import ConsumeQueue
-from ternmq.wire.record import Page
+from ternmq.wire.layouts.queue_entry import ENTRY
+from ternmq.wire.record import FIXED_V4_BYTES, Page
+
+_INT: Final = struct.Struct(">i")
 
 
 class PackingRoom(NamedTuple):
@@ -44,6 +48,17 @@ class Made(NamedTuple):
     keys: bytes
     #: 16 bytes for each record: its log offset, and that of the record that it closes.
     marks: bytes
+
+    def bodies(self, room: PackingRoom) -> Iterator[tuple[str, int, int]]:
+        """What was packed into ``room``: topics, the number of their messages, and the bytes of their bodies.
+
+        Kernels pack records of IPv4 hosts only.
+        """
+        length_at = room.at - room.log_offset + FIXED_V4_BYTES - _INT.size
+        length = _INT.unpack_from
+        for queue, entries, _, _ in self.runs:
+            lengths = [length(room.page, log_offset + length_at)[0] for log_offset, _, _ in ENTRY.iter_unpack(entries)]
+            yield queue.topic, len(lengths), sum(lengths)
 
 
 #: Packs records into a room; None if it packed none.
