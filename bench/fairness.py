@@ -3,6 +3,7 @@
 ::
 
     .venv/bin/python -m bench.fairness                # push, pop and share; a minute
+    .venv/bin/python -m bench.fairness --one-group    # push: a small topic of the group that is the storm
 
 A probe sends one message after the other, with a pull of the small group waiting for it. Beside it a storm of a hundred
 connections pulls, and confirms what it was given, without a pause: the broker always has work. ``bench.share --only
@@ -57,6 +58,8 @@ from tests.broker.calls import FAR_MS, Caller, dialled, pull, settings, v2
 #: Messages that a pull of the storm asks for.
 COUNT: Final = 32
 BACKLOG: Final = "backlog"
+#: The storm of pulls: it begins again at its first message, so it is always of one group.
+PUSHED: Final = "storm-push"
 NOTES: Final = "clocks"
 SHARES: Final = (0.5, 0.9, 0.99)
 SEND_S: Final = 0.0002
@@ -96,9 +99,8 @@ def packed(code: RequestCode, header: Any, body: bytes = b"") -> bytes:
 class Group:
     """The small group: pulls one message after the other."""
 
-    def __init__(self, way: str, topic: str) -> None:
-        self._way, self._topic = way, topic
-        self._name = f"small-{way}-{topic}"
+    def __init__(self, name: str, way: str, topic: str) -> None:
+        self._name, self._way, self._topic = name, way, topic
         #: Behind the message that made the topic.
         self._next = 1
         self._held, self._life = -1, 0
@@ -142,9 +144,9 @@ class Sent(NamedTuple):
     consumer: int
 
 
-def probe(address: str, way: str, topic: str, count: int) -> list[Sent]:
+def probe(address: str, name: str, way: str, topic: str, count: int) -> list[Sent]:
     """Send messages, one after the other."""
-    producer, consumer, group = Line(address), Line(address), Group(way, topic)
+    producer, consumer, group = Line(address), Line(address), Group(name, way, topic)
     send = packed(RequestCode.SEND_MESSAGE_V2, v2(topic, queue_id=0), b"x" * 128)
     found, choice = list[Sent](), random.Random(1)
     if way != "push":
@@ -186,7 +188,7 @@ async def rage(caller: Caller, way: str, topic: str, number: int, answered: list
     is followed by another one."""
     generation, offset, held, life = 0, 0, -1, 0
     while True:
-        group = f"storm-{way}-{generation}"
+        group = PUSHED if way == "push" else f"storm-{way}-{generation}"
         if way == "push":
             header = pull(topic, consumer_group=group, queue_id=number % 4, queue_offset=offset, count_max=COUNT)
             response = await caller.call(RequestCode.PULL_MESSAGE, header, timeout_ms=FAR_MS)
@@ -312,7 +314,8 @@ class Notes:
         self._walls, self._cpus, self._ports = notes[0::3], notes[1::3], notes[2::3]
 
     def cpu_at(self, wall: float) -> float:
-        number = bisect(self._walls, wall)
+        # The storm may have been over before what was noted last.
+        number = min(bisect(self._walls, wall), len(self._walls) - 1)
         before, after = self._cpus[number - 1], self._cpus[number]
         return min(before + wall - self._walls[number - 1], after)
 
@@ -339,14 +342,15 @@ async def prepared(address: str, topics: Sequence[str], count: int) -> None:
             assert response.code == ResponseCode.SUCCESS, response.remark
 
 
-def measure(way: str, count: int, backlog: int, directory: Path) -> None:
+def measure(way: str, count: int, backlog: int, directory: Path, *, one_group: bool) -> None:
+    name = PUSHED if one_group else f"small-{way}"
     with serving(directory) as address:
         uvloop.run(prepared(address, ("quiet", "beside"), backlog))
-        quiet = probe(address, way, "quiet", count)
+        quiet = probe(address, name, way, "quiet", count)
         with raging(address, way) as answered:
             time.sleep(0.5)
             before = answered(), time.perf_counter()
-            beside = probe(address, way, "beside", count)
+            beside = probe(address, name, way, "beside", count)
             after = answered(), time.perf_counter()
     notes = Notes(directory)
     parts = [
@@ -365,6 +369,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=500, help="messages of each measurement")
     parser.add_argument("--backlog", type=int, default=400_000, help="messages that the storm finds")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    parser.add_argument(
+        "--one-group", action="store_true", help="the storm and the small topic are of one group (push)"
+    )
     parser.add_argument("--storm", nargs=2, metavar=("ADDRESS", "WAY"), help=argparse.SUPPRESS)
     parser.add_argument("--broker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -374,9 +381,9 @@ def main() -> None:
         uvloop.run(broker(options.broker))
     else:
         print("ms of CPU, p50/p90/p99: alone, beside the storm, ratio of p99, until read; µs for a pull of the storm")
-        for way in options.ways:
+        for way in ("push",) if options.one_group else options.ways:
             with tempfile.TemporaryDirectory(prefix="bench-fairness-") as directory:
-                measure(way, options.count, options.backlog, Path(directory))
+                measure(way, options.count, options.backlog, Path(directory), one_group=options.one_group)
 
 
 if __name__ == "__main__":

@@ -158,7 +158,9 @@ async def dialled(address: str) -> AsyncIterator[Caller]:
 
     async with Tasks() as tasks:
         routes: dict[int, Route] = {RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: Route(take, "client", ANY_CALLER)}
-        peer = await connect(address, routes=routes, lanes=Lanes([LaneConfig("client")]), tasks=tasks)
+        peer = await connect(
+            address, routes=routes, lanes=Lanes([LaneConfig("client")]), tasks=tasks, timeout_ms=FAR_MS
+        )
         yield Caller(peer)
         peer.close()
         await peer.closed.wait()

@@ -15,9 +15,12 @@ import msgspec
 import pytest
 
 from ternmq.broker.flow import PULL, SEND
+from ternmq.broker.handlers.ack import key_of_batch
 from ternmq.net import lanes
 from ternmq.net.lanes import SLICE_REQUESTS, Lane, Lanes
 from ternmq.net.mailboxes import Mailbox
+from ternmq.wire.bodies.clients import BatchAck, BatchAcks
+from ternmq.wire.bodies.codec import encode
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.handles import ALL_QUEUES
 from ternmq.wire.requests import PopMessage, PullMessage, PullSysflag
@@ -56,6 +59,63 @@ async def test_a_storm_of_one_group_delays_another_by_a_slice(way: Any, tmp_path
             _ask(broker, "small", way("small", 0), answered),
         )
         assert answered.index("small") <= 2 * SLICE_REQUESTS
+
+
+@pytest.mark.parametrize("way", [pulls, pops, shares])
+async def test_a_storm_for_one_topic_delays_another_topic_of_the_same_group_by_a_slice(
+    way: Any, tmp_path: Path
+) -> None:
+    """R4: the request for the urgent topic came last, and is answered among the first."""
+    async with serving(tmp_path) as broker:
+        for number in range(20):
+            await broker.sent("orders", b"%d" % number)
+        await broker.sent("urgent", b"first")
+        answered: list[str] = []
+        code, header = way("group", 0)
+        await asyncio.gather(
+            *(_ask(broker, "huge", way("group", number), answered) for number in range(STORM)),
+            _ask(broker, "urgent", (code, msgspec.structs.replace(header, topic="urgent")), answered),
+        )
+        assert answered.index("urgent") <= 2 * SLICE_REQUESTS
+
+
+async def test_batches_of_acks_are_charged_to_their_group(tmp_path: Path) -> None:
+    """R4: they had the part of a group of their own, with all requests without a group, and went ahead of others."""
+    async with serving(tmp_path) as broker:
+        await broker.sent("orders", b"first")
+        ack = BatchAck(
+            consumer_group="storm",
+            topic="orders",
+            start_offset=0,
+            queue_id=0,
+            revive_queue_id=0,
+            pop_time_ms=1,
+            invisible_ms=60_000,
+            bits="AQ==",
+        )
+        body = encode(BatchAcks(broker_name="broker-a", acks=[ack]))
+        await broker.call(RequestCode.BATCH_ACK_MESSAGE, None, body, timeout_ms=60_000)
+        info = await broker.call(RequestCode.GET_BROKER_RUNTIME_INFO, None, timeout_ms=60_000)
+    assert b"pullTimeMs_storm" in bytes(info.body)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b'{"brokerName":"a","acks":[{"c":"one","t":"orders","so":0}]}', ("one", "orders")),
+        (b'{"acks": [{"b": "AQ==", "c" : "one", "t": "orders"}, {"c": "two"}]}', ("one", "orders")),
+        (b'{"acks":[{"t":"orders"}]}', (None, "orders")),
+        (b'{"acks":[{"c":"a\\"b","t":1}]}', (None, None)),
+        (b'{"acks":[{"c":"' + b"x" * 2_000 + b'"}]}', (None, None)),
+        (b'{"acks":[{"c":"\xff"}]}', ("\ufffd", None)),
+        (b"", (None, None)),
+    ],
+)
+def test_the_group_of_a_batch_of_acks_is_found_in_its_first_bytes(
+    body: bytes, expected: tuple[str | None, str | None]
+) -> None:
+    """R4, B5: it comes from outside, and is not checked before the request has its turn."""
+    assert expected == key_of_batch(memoryview(body))
 
 
 @pytest.mark.parametrize("way", [pulls, pops, shares])

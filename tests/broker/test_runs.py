@@ -533,8 +533,8 @@ async def test_a_run_that_waited_too_long_is_refused_send_by_send(tmp_path: Path
         # As if the loop had been busy since long before the read.
         late = mock.patch.object(one.lanes, "submit", wraps=one.lanes.submit)
         with late as submit:
-            submit.side_effect = lambda lane, worker, request, _now, size, key=None: Lanes.submit(
-                one.lanes, lane, worker, request, -1e9, size, key
+            submit.side_effect = lambda lane, worker, request, _now, size, *keys: Lanes.submit(
+                one.lanes, lane, worker, request, -1e9, size, *keys
             )
             answer = await one.feed(data)
         assert 20 == lane.refused_late

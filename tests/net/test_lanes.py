@@ -445,6 +445,39 @@ async def test_a_group_does_not_wait_behind_the_storm_of_another() -> None:
     assert 2 == log.ran[: SLICE_REQUESTS + 2].count("quiet")
 
 
+async def test_an_urgent_topic_does_not_wait_behind_the_storm_of_another_topic_of_its_group() -> None:
+    """R4: it runs after one slice of a thousand requests for the huge one."""
+    clock = [0.0]
+    log = Log(clock, cost_s=0.0001)
+    lanes = await lanes_at(clock, LaneConfig("pull"))
+
+    for _ in range(1000):
+        lanes.submit(lanes["pull"], log, "huge", 0.0, key="group", topic="huge")
+    lanes.submit(lanes["pull"], log, "urgent", 0.0, key="group", topic="urgent")
+    lanes.run()
+    while len(log.ran) < 1001:
+        await asyncio.sleep(0)
+
+    assert log.ran.index("urgent") <= SLICE_REQUESTS
+
+
+async def test_a_full_lane_keeps_the_requests_for_the_small_topic_of_a_group() -> None:
+    """R4, M1: another group needs room."""
+    log = Log([0.0])
+    lanes = await lanes_at([0.0], LaneConfig("pull", capacity=4))
+    lane = lanes["pull"]
+
+    for number in range(3):
+        lanes.submit(lane, log, f"huge {number}", 0.0, key="group", topic="huge")
+    lanes.submit(lane, log, "urgent", 0.0, key="group", topic="urgent")
+    lanes.submit(lane, log, "quiet", 0.0, key="quiet")
+    lanes.run()
+
+    assert ["huge 2"] == [name for name, _ in log.refused]
+    assert {"huge 0", "huge 1", "urgent", "quiet"} == {*log.ran}
+    assert 0 == lane.count
+
+
 async def test_a_full_lane_refuses_the_group_that_fills_it() -> None:
     """R4, M1: the newest of the storm makes room; a lane of one group refuses what comes last, as before."""
     log = Log([0.0])

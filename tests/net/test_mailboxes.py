@@ -16,19 +16,24 @@ class Lane:
         self.cost = cost
         self.used: Counter[str] = Counter()
 
-    def add(self, key: str | None, count: int = 1) -> None:
+    def add(self, key: str | None, count: int = 1, topic: str | None = None) -> None:
         for number in range(count):
             if key is None:
                 if not self.boxes.plain.jobs and self.boxes.ready:
                     self.boxes.level_plain()
                 self.boxes.plain.jobs.append((None, number, 0.0, 0))
             else:
-                self.boxes.add(key, (None, number, 0.0, 0))
+                self.boxes.add(key, (topic, number, 0.0, 0), topic)
 
     def serve(self) -> tuple[str | None, int]:
         """Run the next job; its key and number."""
+        key, _, number = self.serve_topic()
+        return key, number
+
+    def serve_topic(self) -> tuple[str | None, str | None, int]:
+        """The same, and its topic."""
         box = self.boxes.choose()
-        number = box.jobs.popleft()[1]
+        topic, number, _, _ = box.jobs.popleft()
         cost = self.cost.get(box.key or "plain", 1.0)
         self.used[box.key or "plain"] += cost  # type: ignore[assignment]  # seconds
         if box.key is None:
@@ -38,7 +43,7 @@ class Lane:
             self.boxes.put_back(box, cost)
         if not self.boxes.count and self.boxes.has_keys:
             self.boxes.rest()
-        return box.key, number
+        return box.key, topic, number
 
 
 def test_a_group_with_one_request_does_not_wait_behind_the_storm_of_another() -> None:
@@ -131,6 +136,67 @@ def test_a_group_that_asks_for_one_slow_thing_at_a_time_is_charged_for_it() -> N
     assert abs(lane.used["slow"] - lane.used["quick"]) <= 20.0
 
 
+def test_a_small_topic_does_not_wait_behind_a_huge_one_of_its_group() -> None:
+    """R4: by group alone, it waited for all requests of the group that were there before."""
+    lane = Lane()
+    lane.add("group", 1000, topic="huge")
+    lane.add("group", 2, topic="urgent")
+
+    served = [lane.serve_topic()[1:] for _ in range(5)]
+
+    assert [("huge", 0), ("urgent", 0), ("huge", 1), ("urgent", 1), ("huge", 2)] == served
+
+
+def test_a_group_gains_nothing_by_consuming_many_topics() -> None:
+    """R4: turns are taken by groups first."""
+    lane = Lane()
+    for number in range(100):
+        lane.add("many", 10, topic=f"topic-{number}")
+    lane.add("one", 1000, topic="topic-0")
+
+    served = Counter(lane.serve()[0] for _ in range(400))
+
+    assert {"many": 200, "one": 200} == served
+
+
+def test_topics_that_come_while_others_wait_have_the_next_turn_but_those() -> None:
+    """R4: in the order of their coming, whether one had its turn lately or not."""
+    lane = Lane()
+    for topic in "abc":
+        lane.add("group", 2, topic=topic)
+
+    first = lane.serve_topic()[1]
+    lane.add("group", 1, topic="d")
+    served = [lane.serve_topic()[1] for _ in range(6)]
+
+    assert ("a", [*"bcadbc"]) == (first, served)
+
+
+def test_the_topic_with_the_most_requests_gives_way_within_its_group() -> None:
+    """R4, M1: the huge topic of a group, not the urgent one, although its request is the newest."""
+    lane = Lane()
+    lane.add("storm", 2, topic="huge")
+    lane.add("storm", 1, topic="urgent")
+    box = lane.boxes.victim("few")
+    assert box is not None
+
+    taken = [lane.boxes.take(box)[:2] for _ in range(2)]
+
+    assert [("huge", 1), ("huge", 0)] == taken
+    assert ("storm", "urgent", 0) == lane.serve_topic()
+    assert 0 == lane.boxes.count
+
+
+def test_the_oldest_request_of_any_topic_is_told() -> None:
+    """D6: how long the head of a lane has waited."""
+    boxes = Mailboxes()
+    for topic, arrived in (("huge", 3.0), ("urgent", 2.0), ("huge", 1.0)):
+        boxes.add("group", (None, topic, arrived, 0), topic)
+
+    assert 2.0 == boxes.oldest()
+    assert None is Mailboxes().oldest()
+
+
 def test_the_longest_mailbox_gives_way_and_the_longest_itself_does_not() -> None:
     """R4, M1: a storm of one group pushes back that group only."""
     lane = Lane()
@@ -198,16 +264,22 @@ def test_every_job_is_served_once_whatever_comes_in_between() -> None:
     for seed in range(20):
         chance = random.Random(seed)
         lane = Lane(a=0.1, b=5.0)
-        added: Counter[str | None] = Counter()
-        served: Counter[str | None] = Counter()
+        added: Counter[tuple[str | None, str | None]] = Counter()
+        served: Counter[tuple[str | None, str | None]] = Counter()
         for _ in range(2_000):
-            if lane.boxes.count and chance.random() < 0.55:
-                served[lane.serve()[0]] += 1
+            chosen = chance.random()
+            if lane.boxes.count and chosen < 0.5:
+                served[lane.serve_topic()[:2]] += 1
+            elif chosen < 0.55 and (box := lane.boxes.victim("d")) is not None and box.key is not None:
+                served[box.key, lane.boxes.take(box)[0]] += 1
             else:
                 key = chance.choice([None, "a", "b", "c"])
-                lane.add(key)
-                added[key] += 1
+                topic = chance.choice([None, "huge", "urgent", "third"]) if key is not None else None
+                lane.add(key, topic=topic)
+                added[key, topic] += 1
+            boxes = [box for key in "abc" if (box := lane.boxes.find(key)) is not None]
+            assert lane.boxes.keyed == sum(box.count for box in boxes), f"seed {seed}"
         while lane.boxes.count:
-            served[lane.serve()[0]] += 1
+            served[lane.serve_topic()[:2]] += 1
 
         assert added == served, f"seed {seed}"

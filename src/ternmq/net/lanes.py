@@ -17,7 +17,8 @@ is next in its lane by the time used; so is a held pull that this wakes (``wake_
 then, not when the storm's are. Such work has a bound of its own in each turn, and is charged as any other.
 
 The same holds within a lane: requests may have a key, their group, and the key that has used the least time goes first
-(R4, ``net.mailboxes``). A group of a thousand consumers, or one with slow filters, delays others by one slice.
+(R4, ``net.mailboxes``). A group of a thousand consumers, or one with slow filters, delays others by one slice. The
+topics of a group take turns: requests for a huge one delay those for a small one by one slice.
 
 A lane is bounded, by number and by bytes. A request that finds it full is refused with SYSTEM_BUSY, unless another
 group has more requests waiting: then the newest of those is refused instead. A request that waited longer than the lane
@@ -221,9 +222,17 @@ class Lanes:
             lane.limit = config.capacity
 
     def submit(
-        self, lane: Lane, worker: Worker, request: Any, arrived: float, size: int = 0, key: str | None = None
+        self,
+        lane: Lane,
+        worker: Worker,
+        request: Any,
+        arrived: float,
+        size: int = 0,
+        key: str | None = None,
+        topic: str | None = None,
     ) -> None:
-        """Queue a request of ``size`` bytes; ``run`` must follow once all requests of a read are queued."""
+        """Queue a request of ``size`` bytes; ``run`` must follow once all requests of a read are queued. Without a
+        ``key``, the ``topic`` does not matter."""
         jobs = lane.jobs
         if not jobs and not lane.keyed:
             # Level with the one that was served last before that is charged: it is next, and not behind it.
@@ -239,7 +248,7 @@ class Lanes:
             return
         lane.queued_bytes += size
         if key is not None:
-            lane.add(key, (worker, request, arrived, size))
+            lane.add(key, (worker, request, arrived, size), topic)
             return
         if lane.keyed and not jobs:
             lane.level_plain()

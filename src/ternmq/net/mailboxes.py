@@ -11,6 +11,11 @@ used beyond the level is remembered while the lane has work; when it ends a turn
 QMQ orders its actors by the time of their last run instead, because by total time a burst of a group that was quiet
 for long would own all threads. Starting at the level avoids that, too, and still charges a group for slow requests.
 
+**Topics take turns within their group.** A group has one mailbox, and in it a row of jobs for each topic. A slice
+serves one row, which then goes behind the others: a request for a small urgent topic waits for one slice of a huge one,
+and a group that consumes many topics still has the part of one group. Rows are not charged, as a slice is bounded in
+time. They last only while they have jobs, and a group with one topic has one row.
+
 A full lane takes the request of a group that has few waiting, and gives up the newest one of the group that has the
 most (``victim``), or, where its bytes are too many, the most bytes (``heaviest``): a storm of one group pushes back
 that group only.
@@ -32,17 +37,70 @@ Job: TypeAlias = tuple[Any, Any, float, int]
 
 
 class Mailbox:
-    """Jobs of one key, oldest first."""
+    """Jobs of one key, by topic."""
 
-    __slots__ = ("jobs", "key", "queued_bytes", "used")
+    __slots__ = ("_behind", "_rows", "_topic", "jobs", "key", "longest", "queued_bytes", "used")
 
     def __init__(self, key: str | None) -> None:
         self.key = key
+        #: The row whose turn it is, oldest first; it is empty only if all rows are, or while the mailbox is served.
         self.jobs: deque[Job] = deque()
         #: Of its jobs, if it has a key.
         self.queued_bytes = 0
         #: Seconds of work done, counted from the level at which it started.
         self.used = 0.0
+        #: The row that had the most jobs when one was added last.
+        self.longest = self.jobs
+        self._topic: str | None = None
+        #: Rows of other topics, in the order of their turns, and their jobs. Some may be empty.
+        self._rows: dict[str | None, deque[Job]] = {}
+        self._behind = 0
+
+    @property
+    def count(self) -> int:
+        """Jobs of all rows."""
+        return len(self.jobs) + self._behind
+
+    def add(self, topic: str | None, job: Job) -> None:
+        """Put a job at the end of the row of its topic."""
+        if topic != self._topic and (self.jobs or self._rows):
+            row = self._rows.get(topic)
+            if row is None:
+                row = self._rows[topic] = deque()
+            self._behind += 1
+        else:
+            row, self._topic = self.jobs, topic
+        row.append(job)
+        if len(row) > len(self.longest):
+            self.longest = row
+
+    def turn(self) -> None:
+        """The row had its turn: the next one with jobs has it now."""
+        rows = self._rows
+        while rows:
+            row, topic = self.jobs, self._topic
+            self._topic = next(iter(rows))
+            self.jobs = rows.pop(self._topic)
+            self._behind -= len(self.jobs)
+            if row:
+                rows[topic] = row
+                self._behind += len(row)
+            if self.jobs:
+                return
+
+    def take(self) -> Job:
+        """Take the newest job out of the row that has the most, or of the one whose turn it is."""
+        row = self.longest or self.jobs
+        if row is not self.jobs:
+            self._behind -= 1
+        job = row.pop()
+        if not self.jobs:
+            self.turn()
+        return job
+
+    def oldest(self) -> float | None:
+        """When the job arrived that waits longest; None without one."""
+        return min((row[0][2] for row in (self.jobs, *self._rows.values()) if row), default=None)
 
 
 class Mailboxes:
@@ -94,8 +152,8 @@ class Mailboxes:
         """The mailbox of a key that has jobs, or is being served."""
         return self._by_key.get(key)
 
-    def add(self, key: str, job: Job) -> None:
-        """Queue a job of a key."""
+    def add(self, key: str, job: Job, topic: str | None = None) -> None:
+        """Queue a job of a key, in the row of its topic."""
         box = self._by_key.get(key)
         if box is None:
             box = self._by_key[key] = Mailbox(key)
@@ -105,7 +163,7 @@ class Mailboxes:
                 self._level = self.plain.used
             box.used = max(self._past.pop(key, 0.0), self._level)
             self._push(box)
-        box.jobs.append(job)
+        box.add(topic, job)
         self.keyed += 1
         size = job[3]
         if size:
@@ -113,7 +171,7 @@ class Mailboxes:
             box.queued_bytes += size
             if box.queued_bytes > self._heaviest.queued_bytes:
                 self._heaviest = box
-        if len(box.jobs) > len(self._longest.jobs):
+        if box.count > self._longest.count:
             self._longest = box
 
     def done(self, box: Mailbox, count: int, size: int) -> None:
@@ -128,7 +186,7 @@ class Mailboxes:
 
     def take(self, box: Mailbox) -> Job:
         """Take the newest job out of a mailbox that has several: it is not run."""
-        job = box.jobs.pop()
+        job = box.take()
         if box is not self.plain:
             self.done(box, 1, job[3])
         return job
@@ -158,6 +216,7 @@ class Mailboxes:
             if len(self.spent) >= PAST_MAX:
                 self.spent.clear()
             self.spent[key] = used, 1
+        box.turn()
         if box.jobs:
             self._push(box)
             return
@@ -179,9 +238,9 @@ class Mailboxes:
 
     def victim(self, key: str | None) -> Mailbox | None:
         """The mailbox whose newest job is to make room for one of ``key``; None if ``key`` itself has the most."""
-        longest = self._longest if len(self._longest.jobs) > len(self.plain.jobs) else self.plain
+        longest = self._longest if self._longest.count > self.plain.count else self.plain
         own = self.plain if key is None else self._by_key.get(key)
-        return longest if len(longest.jobs) > (len(own.jobs) if own is not None else 0) + 1 else None
+        return longest if longest.count > (own.count if own is not None else 0) + 1 else None
 
     def heaviest(self, key: str | None, size: int, plain_bytes: int) -> Mailbox | None:
         """The same by bytes, for a job of ``size``; ``plain_bytes`` are those of the jobs without a key. Only a mailbox
@@ -195,11 +254,12 @@ class Mailboxes:
         box, most = self._heaviest, self._heaviest.queued_bytes
         if plain_bytes > most:
             box, most = self.plain, plain_bytes
-        return box if most > own_bytes + size and len(box.jobs) > 1 else None
+        return box if most > own_bytes + size and box.count > 1 else None
 
     def oldest(self) -> float | None:
         """When the job arrived that waits longest; None without one."""
-        return min((box.jobs[0][2] for box in (self.plain, *self._by_key.values()) if box.jobs), default=None)
+        arrived = [box.oldest() for box in (self.plain, *self._by_key.values())]
+        return min((at for at in arrived if at is not None), default=None)
 
     def _push(self, box: Mailbox) -> None:
         self._number += 1

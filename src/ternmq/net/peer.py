@@ -79,6 +79,11 @@ class Route:
     #: The field of the typed header that names the request's group. Requests of a lane are scheduled by group (R4);
     #: those without one are scheduled together.
     key: str | None = None
+    #: The field of the typed header that names the topic: the topics of a group take turns.
+    topic: str | None = None
+    #: Finds group and topic in the body of a request that has them there. They are not checked yet, and come from
+    #: outside.
+    key_in_body: Callable[[memoryview], tuple[str | None, str | None]] | None = None
     #: What handles runs of such requests. All codes that runs are made of (``wire.frame``) have the same.
     runs: RunHandler | None = None
 
@@ -378,14 +383,20 @@ class Peer(CallingStream):
                 continue
             if not route.takes_body and self._gate is None:  # a signature covers it
                 command.drop_body()
-            key = route.key
+            key, topic = route.key, route.topic
             if key is not None:
                 if self._gate is None:
-                    key = getattr(command.header, key, None)
+                    header = command.header
+                    key = getattr(header, key, None)
+                    topic = getattr(header, topic, None) if topic is not None else None
                 else:
-                    # The header is not typed yet. The rule has the group under its name on the wire.
-                    key = (command.header or {}).get(route.rule.group)
-            lanes.submit(by_name[route.lane], self, command, now, command.frame_bytes, key)
+                    # The header is not typed yet. The rule has group and topic under their names on the wire.
+                    fields, rule = command.header or {}, route.rule
+                    key = fields.get(rule.group)
+                    topic = fields.get(rule.topic) if topic is not None else None
+            elif route.key_in_body is not None:
+                key, topic = route.key_in_body(command.body)
+            lanes.submit(by_name[route.lane], self, command, now, command.frame_bytes, key, topic)
         if responses < len(commands):
             lanes.run()
 

@@ -133,6 +133,9 @@ class CheckPoint:
     def bits(self, queue_offsets: Iterable[int]) -> int:
         """The bits of these messages, of those that it has."""
         offsets, bits = self.offsets, 0
+        if queue_offsets == offsets:
+            # All of them, both as ranges: the usual ack of a fast consumer.
+            return (1 << len(offsets)) - 1
         for queue_offset in queue_offsets:
             if queue_offset in offsets:
                 bits |= 1 << offsets.index(queue_offset)

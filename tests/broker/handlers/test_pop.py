@@ -503,7 +503,7 @@ async def test_a_batch_of_acks_is_bounded(broker: Caller) -> None:
 
     for acks, reason in (
         (too_many, "40 messages in one ack"),
-        (too_often, "the batch has 5000 acks, more than the 4096"),
+        (too_often, "the batch has 5000 acks, more than the 1024"),
     ):
         body = encode(BatchAcks(broker_name="broker-a", acks=acks))
         response = await broker.call(RequestCode.BATCH_ACK_MESSAGE, None, body)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from ternmq.broker.flow import CLIENT
@@ -25,8 +26,12 @@ from ternmq.wire.template import ReplyTemplate
 
 #: A check point has 32 messages; a filter may have let far fewer through than lie between them.
 _BITS_BYTES_MAX: Final = 4096
-#: Check points in one batch; each takes some microseconds.
-_ACKS_MAX: Final = 4096
+#: Check points in one batch; each takes some microseconds, or up to 45 if its bits lie far apart.
+_ACKS_MAX: Final = 1024
+#: The first ack of a batch is here, behind the name of the broker. No more is looked at before the request's turn.
+_HEAD_BYTES: Final = 1024
+_GROUP: Final = re.compile(rb'"c"\s*:\s*"([^"\\]+)"')
+_TOPIC: Final = re.compile(rb'"t"\s*:\s*"([^"\\]+)"')
 
 #: The reply to an ack; each message has one.
 _ACKED: Final = ReplyTemplate({}, {})
@@ -42,9 +47,11 @@ class AckHandlers:
         rule = Rule(Action.SUB, topic="topic", group="consumerGroup", is_of_popped=True)
         batch_rule = Rule(Action.SUB, in_body=_acked, is_of_popped=True)
         return {
-            RequestCode.ACK_MESSAGE: Route(self.ack, CLIENT, rule, key="consumer_group"),
-            RequestCode.BATCH_ACK_MESSAGE: Route(self.batch_ack, CLIENT, batch_rule),
-            RequestCode.CHANGE_MESSAGE_INVISIBLETIME: Route(self.change, CLIENT, rule, key="consumer_group"),
+            RequestCode.ACK_MESSAGE: Route(self.ack, CLIENT, rule, key="consumer_group", topic="topic"),
+            RequestCode.BATCH_ACK_MESSAGE: Route(self.batch_ack, CLIENT, batch_rule, key_in_body=key_of_batch),
+            RequestCode.CHANGE_MESSAGE_INVISIBLETIME: Route(
+                self.change, CLIENT, rule, key="consumer_group", topic="topic"
+            ),
         }
 
     def ack(self, _peer: Peer, request: Request[AckMessage]) -> Reply | bytes:
@@ -75,7 +82,7 @@ class AckHandlers:
             try:
                 self._popping.ack_all(
                     (ack.consumer_group, topic, ack.queue_id),
-                    [ack.start_offset + bit for bit in _bits(ack)],
+                    _acked_offsets(ack),
                     start_offset=ack.start_offset,
                     pop_time_ms=ack.pop_time_ms,
                     revive_queue_id=ack.revive_queue_id,
@@ -105,6 +112,17 @@ class AckHandlers:
         )
 
 
+def key_of_batch(body: memoryview) -> tuple[str | None, str | None]:
+    """Group and topic of the first ack of a batch, for its place in the lane (R4). A batch that does not tell them in
+    its first bytes takes its turn with the requests that have no group."""
+    head = body[:_HEAD_BYTES]
+    group, topic = _GROUP.search(head), _TOPIC.search(head)
+    return (
+        group[1].decode(errors="replace") if group is not None else None,
+        topic[1].decode(errors="replace") if topic is not None else None,
+    )
+
+
 def _check_point(text: str) -> tuple[int, int, int]:
     try:
         return Handle.check_point(text)
@@ -112,8 +130,8 @@ def _check_point(text: str) -> tuple[int, int, int]:
         raise InvalidParameter(str(error)) from None
 
 
-def _bits(ack: BatchAck) -> Iterator[int]:
-    """The numbers of the bits that are set."""
+def _acked_offsets(ack: BatchAck) -> Sequence[int]:
+    """The queue offsets whose bits are set; a range if they are neighbours, as nearly always."""
     try:
         data = base64.b64decode(ack.bits, validate=True)
     except (binascii.Error, ValueError):
@@ -125,10 +143,15 @@ def _bits(ack: BatchAck) -> Iterator[int]:
         raise InvalidParameter(
             f"invalid batch of acks: {bits.bit_count()} messages in one ack, but a pop returns at most {COUNT_MAX}"
         )
+    start_offset, lowest = ack.start_offset, bits & -bits
+    if not bits & (bits + lowest):
+        return range(start_offset + lowest.bit_length() - 1, start_offset + bits.bit_length()) if bits else ()
+    offsets = []
     while bits:
         lowest = bits & -bits
-        yield lowest.bit_length() - 1
+        offsets.append(start_offset + lowest.bit_length() - 1)
         bits ^= lowest
+    return offsets
 
 
 def _acked(body: memoryview) -> Iterator[Resource]:

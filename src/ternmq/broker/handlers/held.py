@@ -21,7 +21,7 @@ Again = Callable[[Peer, Request[Any], float], Reply | None]
 
 
 class HeldRequest:
-    """Of ``Polls`` the waiter, of ``Lanes`` the worker: woken, it queues with its group as key, then looks again.
+    """Of ``Polls`` the waiter, of ``Lanes`` the worker: woken, it queues by its group and topic, then looks again.
 
     Set ``poll`` when it is parked.
     """
@@ -46,7 +46,7 @@ class HeldRequest:
         request, poll = self.request, self.poll
         assert poll is not None, "only a parked poll is resumed"
         now = asyncio.get_running_loop().time()
-        self._lanes.submit(self._lane, self, request, now, request.frame_bytes, poll.group)
+        self._lanes.submit(self._lane, self, request, now, request.frame_bytes, poll.group, poll.topic)
 
     def give_up(self, error: TernError) -> None:
         """Go back to the lane, to be answered with an error (``polls.Waiter``)."""

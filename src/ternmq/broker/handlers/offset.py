@@ -26,10 +26,18 @@ class OffsetHandlers:
     def routes(self) -> dict[int, Route]:
         return {
             RequestCode.QUERY_CONSUMER_OFFSET: Route(
-                self.query, CLIENT, Rule(Action.ANY, topic="topic", group="consumerGroup"), key="consumer_group"
+                self.query,
+                CLIENT,
+                Rule(Action.ANY, topic="topic", group="consumerGroup"),
+                key="consumer_group",
+                topic="topic",
             ),
             RequestCode.UPDATE_CONSUMER_OFFSET: Route(
-                self.update, CLIENT, Rule(Action.SUB, topic="topic", group="consumerGroup"), key="consumer_group"
+                self.update,
+                CLIENT,
+                Rule(Action.SUB, topic="topic", group="consumerGroup"),
+                key="consumer_group",
+                topic="topic",
             ),
             RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: Route(self.search, CLIENT, Rule(Action.ANY, topic="topic")),
             RequestCode.GET_MAX_OFFSET: Route(self.max_offset, CLIENT, Rule(Action.ANY, topic="topic")),

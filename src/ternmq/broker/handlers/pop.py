@@ -67,6 +67,7 @@ class PopHandlers:
                 Rule(Action.ANY, topic="topic", group="consumerGroup"),
                 takes_body=False,
                 key="consumer_group",
+                topic="topic",
             ),
         }
 
@@ -191,6 +192,7 @@ def _route(handler: Handler) -> Route:
         takes_body=False,
         needs_connection=True,
         key="consumer_group",
+        topic="topic",
     )
 
 

@@ -65,6 +65,7 @@ class PullHandlers:
             takes_body=False,
             needs_connection=True,
             key="consumer_group",
+            topic="topic",
         )
         return {RequestCode.PULL_MESSAGE: route, RequestCode.LITE_PULL_MESSAGE: route}
 

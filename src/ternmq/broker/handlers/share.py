@@ -69,12 +69,16 @@ class ShareHandlers:
         rule = Rule(Action.SUB, topic="topic", group="consumerGroup")
         return {
             RequestCode.SHARE_PULL: Route(
-                self.pull, PULL, rule, takes_body=False, needs_connection=True, key="consumer_group"
+                self.pull, PULL, rule, takes_body=False, needs_connection=True, key="consumer_group", topic="topic"
             ),
-            RequestCode.SHARE_ACK: Route(self.ack, CLIENT, rule, takes_body=False, key="consumer_group"),
-            RequestCode.SHARE_HOLD: Route(self.hold, CLIENT, rule, takes_body=False, key="consumer_group"),
+            RequestCode.SHARE_ACK: Route(self.ack, CLIENT, rule, takes_body=False, key="consumer_group", topic="topic"),
+            RequestCode.SHARE_HOLD: Route(
+                self.hold, CLIENT, rule, takes_body=False, key="consumer_group", topic="topic"
+            ),
             # In the lane of pulls: it must not overtake the last pull of its consumer, whose messages would wait.
-            RequestCode.SHARE_LEAVE: Route(self.leave, PULL, rule, takes_body=False, key="consumer_group"),
+            RequestCode.SHARE_LEAVE: Route(
+                self.leave, PULL, rule, takes_body=False, key="consumer_group", topic="topic"
+            ),
             RequestCode.GET_SHARE_MEMBERS: Route(
                 self.members, ADMIN, Rule(Action.ANY, group="consumerGroup"), takes_body=False
             ),

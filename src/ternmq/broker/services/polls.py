@@ -17,8 +17,8 @@ A record whose topic has no poll costs one lookup (``arrived``); one whose topic
 
 A poll is woken by an arrival, by a tool that moves its group (D4), by the end of its time, or by the end of the term
 (``answer_all``). Arrivals come in the midst of a send, so a woken poll is only noted. In the next turn of the loop,
-when all sends of the same read are stored, its ``Waiter`` is told to resume, which puts it back on its lane with its
-group as key: a consumer gets the burst in one reply, and the lanes' fairness covers polls as well. SQL filters are
+when all sends of the same read are stored, its ``Waiter`` is told to resume, which puts it back on its lane by its
+group and topic: a consumer gets the burst in one reply, and the lanes' fairness covers polls as well. SQL filters are
 asked about an arrival up to ``filters.ARRIVAL_TERMS_MAX``; the polls beyond that are woken unasked, and look again.
 
 Every 5 s all pulls are compared with their queues, whatever their filters: messages that a filter refuses move the
@@ -104,6 +104,11 @@ class Poll:
         #: Of a shared pull: the name of its consumer.
         self.member = member
         self.timer: asyncio.TimerHandle | None = None
+
+    @property
+    def topic(self) -> str:
+        """The topic that the request named."""
+        return self.place.key[2]
 
 
 #: Kind, group (empty for pulls, which do not compete), topic, and queue id or ``ALL_QUEUES``.

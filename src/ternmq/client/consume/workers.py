@@ -3,8 +3,10 @@
 Threads only call the listener. All else, from the cutting into calls to the settling, belongs to the loop: a thread
 leaves its call in ``_over`` and wakes the loop, once for all calls that end while the loop is busy.
 
-Tasks wake one another: a worker that takes a call while others wait wakes one idle worker more. So a listener that
-never waits is called by one task, with no other woken for each message, and one that waits by as many as are allowed.
+Tasks wake one another: a worker that takes a call while others wait wakes one worker more, which is started if all are
+busy. So a listener that never waits is called by one or two tasks, with no other woken for each message, and one that
+waits by as many as are allowed. A consumer without work has no task: a process may have hundreds of consumers, and what
+each of them has is looked at in every full collection of the garbage collector.
 """
 
 from __future__ import annotations
@@ -141,7 +143,7 @@ class Threaded:
 
 
 class Tasked:
-    """Calls an ``async`` listener in ``count`` tasks."""
+    """Calls an ``async`` listener in up to ``count`` tasks, which start when they are needed."""
 
     def __init__(
         self, listener: BoundListener, begun: Begun, ended: Ended, tasks: Tasks, *, name: str, count: int
@@ -154,12 +156,11 @@ class Tasked:
         self._waiting: deque[Sequence[Claimed]] = deque()
         #: Workers without work, each with what wakes it.
         self._idle: list[asyncio.Future[None]] = []
-        #: Whether a worker was woken and has not run yet.
+        #: Whether a worker was woken, or started, and has not run yet.
         self._is_waking = False
-        #: How many workers there are, and how many of them must end.
-        self._count = 0
-        self._surplus = 0
-        self.resize(count)
+        #: How many workers there are, and how many there may be; those beyond end when they look.
+        self._running = 0
+        self._count_max = count
 
     def put(self, batches: Sequence[Sequence[Claimed]]) -> None:
         self._waiting.extend(batches)
@@ -169,17 +170,14 @@ class Tasked:
         await self._listener.call_async(context)
 
     def resize(self, count: int) -> None:
-        self._surplus += self._count - count
-        self._count = count
-        while self._surplus < 0:
-            self._surplus += 1
-            self._tasks.create_task(self._work(), name=f"{self._name}-{count + self._surplus}")
-        if self._surplus > 0:
+        self._count_max = count
+        if self._running > count:
             # All idle workers look; those that are not too many wait again.
             idle, self._idle = self._idle, []
             for worker in idle:
                 if not worker.done():
                     worker.set_result(None)
+        self._wake()
 
     def drop_waiting(self) -> int:
         dropped = len(self._waiting)
@@ -190,29 +188,37 @@ class Tasked:
         self.resize(0)
 
     def _wake(self) -> None:
-        while self._idle and self._waiting and not self._is_waking:
-            worker = self._idle.pop()
-            if not worker.done():
-                worker.set_result(None)
+        while self._waiting and not self._is_waking:
+            if self._idle:
+                worker = self._idle.pop()
+                if not worker.done():
+                    worker.set_result(None)
+                    self._is_waking = True
+            elif self._running < self._count_max:
+                self._tasks.create_task(self._work(), name=f"{self._name}-{self._running}")
+                self._running += 1
                 self._is_waking = True
+            else:
+                return
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
         time = loop.time
         turn_end = time() + TURN_S
         waiting, begun, ended, call_async = self._waiting, self._begun, self._ended, self._listener.call_async
+        self._is_waking = False
         while True:
-            while not waiting and not self._surplus > 0:
+            while not waiting and self._running <= self._count_max:
                 worker = loop.create_future()
                 self._idle.append(worker)
                 await worker
                 self._is_waking = False
-            if self._surplus > 0:
-                self._surplus -= 1
+            if self._running > self._count_max:
+                self._running -= 1
                 self._wake()
                 return
             batch = waiting.popleft()
-            if waiting and self._idle and not self._is_waking:
+            if waiting and not self._is_waking:
                 self._wake()
             context = begun(batch)
             if context is not None:
