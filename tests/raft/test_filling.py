@@ -114,6 +114,63 @@ def test_a_member_whose_entries_are_deleted_comes_back_by_itself(flush: str) -> 
     run(9, story)
 
 
+def test_a_member_that_began_anew_votes_though_another_one_has_lost_its_disk() -> None:
+    """P1: what it has dropped was deleted by a leader, so it has lost no answer. The empty one does not vote, and the
+    leader loses its role before either has everything (seed 1101221 of changes of members)."""
+
+    async def story(cluster: Cluster) -> None:
+        members, shop, away = await a_group_that_has_deleted(cluster)
+        leader = leader_of(members)
+        assert leader is not None
+        [empty] = [each for each in members if each not in (away, leader)]
+        await wiped(empty)
+        await cluster.start(empty)
+        for way in ((leader.ip, empty.ip), (empty.ip, leader.ip)):
+            cluster.network.block(*way)
+        away.start()
+        await until(lambda: is_there(away) and node_of(away).missing.awaits_tables)
+        leader.kill()
+        await cluster.start(leader)
+        await until(lambda: leader_of(members) is leader)
+        assert node_of(empty).core.is_filling
+        sent = len(shop.acknowledged)
+        await until(lambda: len(shop.acknowledged) > sent + 20)
+        cluster.network.heal()
+        await shop.node.stop()
+        await agree(members)
+        check_equal(members, shop)
+
+    run(17, story)
+
+
+def test_a_member_that_gives_its_log_up_answers_for_nothing_more() -> None:
+    """P1, P2: an answer for an entry that is dropped a moment later would be an acknowledged message lost."""
+
+    async def story(cluster: Cluster) -> None:
+        members = cluster.raft_group("broker-a", 3)
+        shop = Shop(cluster)
+        await cluster.start(cluster.name_server(), *members)
+        await cluster.start(shop.node)
+        await until(lambda: len(shop.acknowledged) > 20)
+        silent, other = (each for each in members if each is not leader_of(members))
+        missing = node_of(silent).missing
+        assert missing.fall_silent(Content(5, SEGMENT, 1, SEGMENT)), "it has all that was committed before it began"
+        end = node_of(silent).log.end
+        other.kill()
+        await asyncio.sleep(5)
+        sent = len(shop.acknowledged)
+        await asyncio.sleep(20)
+        assert sent == len(shop.acknowledged)
+        assert end == node_of(silent).log.end
+        missing.go_on()
+        await until(lambda: len(shop.acknowledged) > sent + 20)
+        await shop.node.stop()
+        await cluster.start(other)
+        await agree(members)
+
+    run(18, story)
+
+
 def test_an_empty_member_says_why_it_does_not_vote(caplog: pytest.LogCaptureFixture) -> None:
     """P1: the leader dies before the third member of a new group has anything; the group waits for it, and says so."""
 
@@ -341,8 +398,9 @@ def test_an_empty_member_begins_behind_an_old_log_that_was_deleted() -> None:
     run(12, story)
 
 
+@pytest.mark.parametrize("keeps_vote", [False, True])
 @pytest.mark.parametrize("stops", range(1, 40))
-def test_files_are_exchanged_whole_whenever_the_power_fails(stops: int) -> None:
+def test_files_are_exchanged_whole_whenever_the_power_fails(stops: int, keeps_vote: bool) -> None:
     """P1, P2: before the exchange is done nothing of it is believed; afterwards all is there, and the vote is kept."""
     disk = SimulatedDisk()
     disk.replace(HOME / "currterm", b"currTerm=7\nvoteLeader=n2\n")
@@ -357,7 +415,7 @@ def test_files_are_exchanged_whole_whenever_the_power_fails(stops: int) -> None:
     staged.begin()
     staged.write("schedule/1", 0, b"abc")
     staged.write("schedule/state", 0, b"state")
-    staged.finish(content)
+    staged.finish(content, keeps_vote=keeps_vote)
     calls = _Stops(disk, stops)
     try:
         places(calls).carry_out()  # type: ignore[arg-type]
@@ -365,12 +423,12 @@ def test_files_are_exchanged_whole_whenever_the_power_fails(stops: int) -> None:
         disk.power_cut(Random(stops))
         kept = disk.read(HOME / "currterm") or b""
         assert b"currTerm=7\nvoteLeader=n2\n" in kept
-        assert b"filling=true" in kept or disk.read(HOME / "data" / f"{0:020d}") == b"old"
+        assert keeps_vote or b"filling=true" in kept or disk.read(HOME / "data" / f"{0:020d}") == b"old"
         places(disk).carry_out()
     found = {str(path.relative_to(ROOT)): data for path, data in disk.files().items()}
     found.pop("dledger-n0/fill.json")
     assert {
-        "dledger-n0/currterm": b"currTerm=7\nvoteLeader=n2\nfilling=true\n",
+        "dledger-n0/currterm": b"currTerm=7\nvoteLeader=n2\n" + (b"" if keeps_vote else b"filling=true\n"),
         "dledger-n0/checkpoint": pack_saved(Saved(4, 4, 5, SEGMENT, 3)),
         "schedule/1": b"abc",
         "schedule/state": b"state",

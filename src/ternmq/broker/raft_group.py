@@ -256,7 +256,7 @@ class RaftGroup:
                 segment_bytes=self._store_config.mapped_file_size_commit_log,
             ),
             send=node.links.send,
-            may_begin=node.missing.may_begin_anew,
+            member=node.missing,
             on_ready=self._on_exchange,
             bytes_per_second=config.raft_catch_up_bytes_per_second,
             self_id=node.id,

@@ -18,8 +18,11 @@ single broker that the group began with. The log itself comes in appends, becaus
 on after a crash where it was, and makes data files that are equal byte for byte.
 
 Safety. A log is dropped only if the member's own core agrees that the leader cannot continue it (``RaftCore.lacks``):
-all that is committed of it was deleted by the leader, because it was old. Before anything is dropped, ``currterm`` says
-that the member is filling. So it does not vote until it has all again; term and vote stay.
+all that is committed of it was deleted by the leader, because it was old. From that decision on the member is silent,
+until it begins anew. So it has not answered for any entry that is dropped and counts, and votes as before: with the last
+entry that the leader has deleted as its own last one (Raft's paper, 7). A member that lost its disk has lost answers,
+too: it is filling, and does not vote until it has all again. So is one to which the leader cannot say the term of that
+entry. ``currterm`` says so before anything is dropped; term and vote stay.
 
 A crash: without ``fill.json`` what was copied is removed, and asked for anew. With it, files change places at the next
 start (``Plan.carry_out``, any number of times), before the store looks at them.
@@ -127,6 +130,8 @@ class Plan(msgspec.Struct, frozen=True, rename="camel"):
 
     content: Content
     is_placed: bool = False
+    #: Whether it has answered for nothing that it drops and that counts.
+    keeps_vote: bool = False
 
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -333,7 +338,7 @@ class FillingPlaces:
         finally:
             file.close()
 
-    def finish(self, content: Content) -> None:
+    def finish(self, content: Content, *, keeps_vote: bool) -> None:
         """All files have come: from now on a start exchanges them. Raises ``StoreError``."""
         disk = self._disk
         for each in content.files:
@@ -343,7 +348,12 @@ class FillingPlaces:
             disk.sync_file(path)
         for directory in {self._staged(each.name).parent for each in content.files} | {self.staging, self._paths.home}:
             disk.sync_names(directory)
-        self._save(Plan(content))
+        self._save(Plan(content, keeps_vote=keeps_vote))
+
+    def give_up(self) -> None:
+        """What ``finish`` began does not count. Raises ``StoreError``."""
+        self._disk.remove(self._note)
+        self._disk.sync_names(self._note.parent)
 
     def carry_out(self) -> None:
         """Before the store is opened: exchange files, if that was decided and is not done. Raises ``StoreError``."""
@@ -356,7 +366,7 @@ class FillingPlaces:
         terms = TermFile(disk, paths.home / "currterm")
         vote = terms.load()
         # First: a member without its log must not vote as if it had one.
-        terms.save(Vote(vote.term, vote.voted_for, is_filling=True))
+        terms.save(Vote(vote.term, vote.voted_for, is_filling=vote.is_filling or not plan.keeps_vote))
         log.warning(
             "the log of this member is replaced: it begins with entry %d at log offset %d, as that of its leader",
             content.first_index,
@@ -396,7 +406,7 @@ class FillingPlaces:
             begin = (content.first_index, content.position, content.prev_term)
             save_change(disk, paths.home / "members", content.members)
             CommitFile(disk, paths.home / "checkpoint").save(Saved(before, before, *begin))
-        self._save(Plan(content, is_placed=True))
+        self._save(msgspec.structs.replace(plan, is_placed=True))
         disk.remove(self.staging)
 
     def done(self) -> None:
@@ -419,6 +429,19 @@ class FillingPlaces:
         self._disk.replace(self._note, _encode(plan))
 
 
+class FillingMember(Protocol):
+    """What is needed of the member that is filled (``raft.missing.Missing``)."""
+
+    def may_begin_anew(self, leader: str, content: Content, /) -> bool:
+        """Whether it follows ``leader``, and its log, which is to be replaced, cannot be continued."""
+
+    def fall_silent(self, content: Content, /) -> bool:
+        """Take and answer nothing from now on: the log of this member is given up. Returns whether it keeps its vote."""
+
+    def go_on(self) -> None:
+        """The log is not given up."""
+
+
 class _Failed(TernError):
     """This copy does not work out; another one may."""
 
@@ -426,7 +449,7 @@ class _Failed(TernError):
 class Filling:
     """Both sides for one member. Belongs to the loop; ``ask_for`` may be called again and again.
 
-    ``may_begin`` asks the member's core, at the last moment, whether its log is to be dropped.
+    ``member`` is asked at the last moment whether its log is to be dropped.
     ``on_ready``: the broker is to close, call ``FillingPlaces.carry_out``, and open again.
     """
 
@@ -436,7 +459,7 @@ class Filling:
         sender: FillingSender,
         *,
         send: Callable[[str, list[Buffer]], object],
-        may_begin: Callable[[str, Content], bool],
+        member: FillingMember,
         on_ready: Callable[[], None],
         bytes_per_second: int = 0,
         self_id: str = "",
@@ -444,7 +467,7 @@ class Filling:
         self._places = places
         self._sender = sender
         self._send = send
-        self._may_begin = may_begin
+        self._member = member
         self._on_ready = on_ready
         self._bytes_per_second = bytes_per_second
         self._id = self_id
@@ -514,7 +537,7 @@ class Filling:
         places = self._places
         copy, content = await self._content(leader)
         places.check(content)
-        if not self._may_begin(leader, content):
+        if not self._member.may_begin_anew(leader, content):
             return False
         total_bytes = sum(each.length_bytes for each in content.files)
         log.warning(
@@ -539,9 +562,16 @@ class Filling:
                 done_bytes += len(data)
                 if self._bytes_per_second:
                     await asyncio.sleep(len(data) / self._bytes_per_second)
-        if not self._may_begin(leader, content):
+        if not self._member.may_begin_anew(leader, content):
             return False
-        await asyncio.to_thread(places.finish, content)
+        keeps_vote = self._member.fall_silent(content)
+        try:
+            await asyncio.to_thread(places.finish, content, keeps_vote=keeps_vote)
+        except StoreError:
+            # The plan may be there all the same. If it cannot be removed, this member stays silent until it is started.
+            await asyncio.to_thread(places.give_up)
+            self._member.go_on()
+            raise
         self.progress = "beginning anew"
         return True
 

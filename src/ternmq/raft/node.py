@@ -160,6 +160,8 @@ class RaftNode:
         self.is_busy = False
         self._awaits_flush = False
         self._is_closed = False
+        #: Its log is given up: it takes and answers nothing until it begins anew.
+        self._is_held = False
         self._timer: asyncio.TimerHandle | None = None
         #: The last entry that the core knows of as the leader's own.
         self._announced = commit_log.last_index
@@ -366,7 +368,7 @@ class RaftNode:
         if self._unleased and self.has_lease():
             self._unleased.answer(None)
         self._unturned.answer(None)
-        if self.is_open and not self.is_busy:
+        if self._may_act:
             self._set_timer()
 
     def _handle_all(self) -> None:
@@ -374,7 +376,7 @@ class RaftNode:
             # The log takes nothing any more: a leader would refuse all senders, and keep its role by heartbeats.
             self.fail(self.store.failure)
         taken_bytes = 0
-        while self.is_open and not self.is_busy:
+        while self._may_act:
             now_ms = self.now_ms()
             if self.core.deadline_ms <= now_ms:
                 self._carry_out(self.core.tick(now_ms))
@@ -392,7 +394,7 @@ class RaftNode:
             else:
                 break
         self._inbox.ease()
-        if self._inbox and not self.is_busy and not self.trouble:
+        if self._inbox and self._may_act:
             self.wake()
 
     def _step(self, message: RaftMessage, now_ms: int) -> None:
@@ -437,9 +439,22 @@ class RaftNode:
 
     def do_now(self, call: Callable[[int], Ready]) -> None:
         """Make a call of the core, if none is being carried out."""
-        if not self.is_busy and not self.trouble:
+        if self._may_act:
             self._carry_out(call(self.now_ms()))
             self.wake()
+
+    @property
+    def _may_act(self) -> bool:
+        return self.is_open and not self.is_busy and not self._is_held
+
+    def hold(self) -> None:
+        """As follower: take and answer nothing, as the log is given up (``raft.filling``)."""
+        self._is_held = True
+
+    def release(self) -> None:
+        """It is not."""
+        self._is_held = False
+        self.wake()
 
     # --- What the core wants ------------------------------------------------------------------------------------------
 
