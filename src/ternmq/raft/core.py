@@ -290,9 +290,9 @@ class RaftCore:
         return self._leader not in (None, self._config.self_id) and self._matched < leader_first_index - 1
 
     def meets(self, index: int, term: int) -> None:
-        """As follower: a member has deleted this entry, so it is committed, and in the log of each later leader. If this
-        log has it, both are equal up to there. The leader may not know that: it asks no more once it takes this member
-        for one that ``lacks``."""
+        """As follower: a member has deleted this entry, so it is committed, and was in the log of each later leader. If
+        this log has it, both are equal up to there. The leader may not know that: it asks no more once it takes this
+        member for one that ``lacks``."""
         if self._leader not in (None, self._config.self_id) and term != NO_TERM and self._terms.term_of(index) == term:
             self._matched = max(self._matched, index)
 

@@ -19,10 +19,10 @@ on after a crash where it was, and makes data files that are equal byte for byte
 
 Safety. A log is dropped only if the member's own core agrees that the leader cannot continue it (``RaftCore.lacks``):
 all that is committed of it was deleted by the leader, because it was old. From that decision on the member is silent,
-until it begins anew. So it has not answered for any entry that is dropped and counts, and votes as before: with the last
-entry that the leader has deleted as its own last one (Raft's paper, 7). A member that lost its disk has lost answers,
-too: it is filling, and does not vote until it has all again. So is one to which the leader cannot say the term of that
-entry. ``currterm`` says so before anything is dropped; term and vote stay.
+until it begins anew. So it has not answered for any entry that is dropped and counts, and votes as before: with the
+last entry that the leader has deleted as its own last one (Raft's paper, 7). A member that lost its disk has lost
+answers, too: it is filling, and does not vote until it has all again. So is one to which the leader cannot say the term
+of that entry. ``currterm`` says so before anything is dropped; term and vote stay.
 
 A crash: without ``fill.json`` what was copied is removed, and asked for anew. With it, files change places at the next
 start (``Plan.carry_out``, any number of times), before the store looks at them.
@@ -436,7 +436,8 @@ class FillingMember(Protocol):
         """Whether it follows ``leader``, and its log, which is to be replaced, cannot be continued."""
 
     def fall_silent(self, content: Content, /) -> bool:
-        """Take and answer nothing from now on: the log of this member is given up. Returns whether it keeps its vote."""
+        """Take and answer nothing from now on: the log of this member is given up. Returns whether it keeps its
+        vote."""
 
     def go_on(self) -> None:
         """The log is not given up."""
