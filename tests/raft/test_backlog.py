@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ternmq.errors import SystemBusy
-from ternmq.raft import node as raft_node
+from ternmq.raft import backlog
 from ternmq.testing.cluster import Cluster
 from tests.raft.test_group_simulation import Shop, leader_of, run, until
 
@@ -24,16 +24,16 @@ def test_a_leader_without_a_majority_takes_only_so_much(bound: str, monkeypatch:
         assert leader is not None
         assert leader.broker is not None
         assert leader.broker.group is not None
-        node = leader.broker.group.node
-        assert node.level.room is not None
-        assert node.level.check_write is not None
-        node.level.check_write()
-        assert node.level.room() > 0
+        level = leader.broker.group.node.backlog.level
+        assert level.room is not None
+        assert level.check_write is not None
+        level.check_write()
+        assert level.room() > 0
 
-        monkeypatch.setattr(raft_node, bound, -1)
-        assert node.level.room() <= 0
+        monkeypatch.setattr(backlog, bound, -1)
+        assert level.room() <= 0
         with pytest.raises(SystemBusy, match="bytes wait for a majority"):
-            node.level.check_write()
+            level.check_write()
         monkeypatch.undo()
         sent = len(shop.acknowledged)
         await until(lambda: len(shop.acknowledged) > sent + 20)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ternmq.errors import RemoteProtocolError
 from ternmq.raft.core import RaftCore
-from ternmq.raft.leadership import runs
+from ternmq.raft.matching import runs
 from ternmq.raft.messages import NO_TERM, AppendReply
 from ternmq.raft.ready import RaftRole, Ready, RoleChange
 from tests.raft.group import append, core

@@ -28,7 +28,8 @@ from typing import Final
 
 from ternmq.errors import InvalidParameter, NotMaster, RemoteProtocolError, ServiceNotAvailable
 from ternmq.raft.group import Members, RaftCoreConfig
-from ternmq.raft.leadership import FollowerStatus, Leadership, last_up_to
+from ternmq.raft.leadership import FollowerStatus, Leadership
+from ternmq.raft.matching import first_difference, last_candidate
 from ternmq.raft.messages import (
     NO_INDEX,
     NO_TERM,
@@ -489,24 +490,7 @@ class RaftCore:
             self._accept(append.sender, append.sent_ms, ready)
 
     def _first_difference(self, append: Append) -> int | None:
-        """The first entry of the message that is not in this log, or has another term; None if all are there.
-
-        Two logs that have an entry in common have all before it in common: so the equal ones come first.
-        """
-        if append.last_index <= self._commit:
-            return None
-        low, high = max(append.prev_index, self._commit), min(append.last_index, self._terms.last_index)
-        if high <= low:
-            return low + 1 if append.last_index > low else None
-        if self._terms.term_of(high) == append.term_of(high):
-            return high + 1 if append.last_index > high else None
-        while high - low > 1:  # equal at low, different at high
-            middle = (low + high) // 2
-            if self._terms.term_of(middle) == append.term_of(middle):
-                low = middle
-            else:
-                high = middle
-        return high
+        return first_difference(self._terms, append, self._commit)
 
     def _accept(self, leader: NodeId, sent_ms: int, ready: Ready) -> None:
         ready.messages.append(
@@ -522,14 +506,8 @@ class RaftCore:
         )
 
     def _refuse(self, append: Append, ready: Ready) -> None:
-        """The entry before those of the message is not in this log. Say where it may be equal to the leader's: at the
-        last entry whose term is not larger than the leader's there, and not before the commit index."""
-        index = min(append.prev_index - 1, self._terms.last_index)
-        if append.prev_term == NO_TERM:
-            index = self._commit
-        elif index > self._commit:
-            index = last_up_to(self._terms, index, append.prev_term)
-        index = max(index, self._commit)
+        """The entry before those of the message is not in this log. Say where it may be equal to the leader's."""
+        index = last_candidate(self._terms, append, self._commit)
         hint_term = self._terms.term_of(index) if index >= 0 else None
         ready.messages.append(
             AppendReply(
