@@ -33,7 +33,17 @@ from ternmq.store.log.draft import Draft
 from ternmq.testing.cluster import SMALL_FILES, Cluster, Node
 from ternmq.testing.disk import SimulatedDisk
 from ternmq.wire.layouts.raft_state import Saved, pack_saved
-from tests.raft.test_group_simulation import Shop, agree, bodies, data_files, leader_of, run, until, votes_of
+from tests.raft.test_group_simulation import (
+    Shop,
+    a_selling_group,
+    agree,
+    bodies,
+    data_files,
+    leader_of,
+    run,
+    until,
+    votes_of,
+)
 from tests.store.small import HOST
 from tests.store.small import bodies as all_bodies
 
@@ -78,12 +88,8 @@ async def wiped(member: Node) -> None:
 
 async def a_group_that_has_deleted(cluster: Cluster, **settings: object) -> tuple[list[Node], Shop, Node]:
     """Three members, one of which was away until the others had deleted what it needs."""
-    members = cluster.raft_group("broker-a", 3, fileReservedTime=0, **settings)
-    shop = Shop(cluster, per_second=200)
-    await cluster.start(cluster.name_server(), *members)
-    await cluster.start(shop.node)
-    await until(lambda: len(shop.acknowledged) > 20)
-    away = next(each for each in members if each is not leader_of(members))
+    members, shop, leader = await a_selling_group(cluster, per_second=200, fileReservedTime=0, **settings)
+    away = next(each for each in members if each is not leader)
     away.kill()
     await until(lambda: len(shop.acknowledged) > 700)
     await shop.node.stop()
@@ -147,12 +153,8 @@ def test_a_member_that_gives_its_log_up_answers_for_nothing_more() -> None:
     """P1, P2: an answer for an entry that is dropped a moment later would be an acknowledged message lost."""
 
     async def story(cluster: Cluster) -> None:
-        members = cluster.raft_group("broker-a", 3)
-        shop = Shop(cluster)
-        await cluster.start(cluster.name_server(), *members)
-        await cluster.start(shop.node)
-        await until(lambda: len(shop.acknowledged) > 20)
-        silent, other = (each for each in members if each is not leader_of(members))
+        members, shop, leader = await a_selling_group(cluster)
+        silent, other = (each for each in members if each is not leader)
         missing = node_of(silent).missing
         assert missing.fall_silent(Content(5, SEGMENT, 1, SEGMENT)), "it has all that was committed before it began"
         end = node_of(silent).log.end

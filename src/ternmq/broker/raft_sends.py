@@ -2,10 +2,10 @@
 
 TernMQ's producers ask for the new leader when they are refused. RocketMQ's do not: each of their attempts (three for a
 synchronous send) goes to the address that they know, one right after the other, until they ask for routes at their next
-``pollNameServerInterval``. Refused at once, all attempts are over within 1 ms. So a refusal waits for ``HELD_S``: three
-attempts last 2.7 s, less than a producer waits (``sendMsgTimeout``, 3 s), and the last ones find the new leader if the
-producer asks for routes every second. Nothing is stored here, so no message can be there twice, or be acknowledged and
-lost.
+``pollNameServerInterval``. Refused at once, all attempts are over within 1 ms. So a refusal waits for ``HELD_S``: a
+producer that asks for routes every second has done so when it tries again, also if its first attempt was ended by the
+end of the leadership itself; and there is time for a third attempt (``sendMsgTimeout``, 3 s). Nothing is stored here,
+so no message can be there twice, or be acknowledged and lost.
 
 While a refusal waits, the message is not kept. No more than ``HELD_MAX`` wait; further messages are refused at once.
 """
@@ -23,7 +23,7 @@ from ternmq.wire.codes import RequestCode
 from ternmq.wire.header import Reply, Request
 
 #: How long a refusal waits, and how many may.
-HELD_S: Final = 0.9
+HELD_S: Final = 1.2
 HELD_MAX: Final = 2_000
 _SENDS: Final = (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
 #: What TernMQ's clients say that they are.
