@@ -13,19 +13,20 @@ from ternmq.client.send.producer import Producer
 from ternmq.delay.schedule_log import ScheduleLog
 from ternmq.errors import RemoteProtocolError, TernError
 from ternmq.message import Message
-from ternmq.raft.filling import (
+from ternmq.raft import copies
+from ternmq.raft.copies import (
     ANSWER_KIND,
     CHUNK_BYTES,
     Ask,
     Content,
     CopiedFile,
     FillingAnswer,
-    FillingPlaces,
     FillingSender,
     pack_answer,
     unpack_answer,
     unpack_ask,
 )
+from ternmq.raft.filling import FillingPlaces
 from ternmq.raft.log import RaftPaths
 from ternmq.raft.node import RaftNode
 from ternmq.raft.wire import LinkDecoder
@@ -462,41 +463,73 @@ class _Stops:
         return call
 
 
-async def test_a_sender_tells_when_its_files_have_changed(tmp_path: Path) -> None:
-    """A copy under way begins anew; no byte of another state is among its own."""
+class OldLog:
+    """A source of files with one segment of an old log."""
 
-    class Nothing:
-        def begin(self) -> tuple[int, int, int]:
-            return 0, 0, 0
+    def begin(self) -> tuple[int, int, int]:
+        return 0, 0, 0
 
-        def old_segments(self) -> list[Path]:
-            return [ROOT / "commitlog" / f"{0:020d}"]
+    def old_segments(self) -> list[Path]:
+        return [ROOT / "commitlog" / f"{0:020d}"]
 
-        def part_files(self) -> list[list[Path]]:
-            return []
+    def part_files(self) -> list[list[Path]]:
+        return []
 
-        def deletions(self) -> dict[str, int]:
-            return {}
+    def deletions(self) -> dict[str, int]:
+        return {}
 
-        def members(self, index: int) -> None:
-            return None
+    def members(self, index: int) -> None:
+        return None
 
+
+def a_sender() -> tuple[SimulatedDisk, FillingSender, str]:
+    """And the name of its only file."""
     disk = SimulatedDisk()
     disk.replace(ROOT / "commitlog" / f"{0:020d}", bytes(SEGMENT))
-    sender = FillingSender(disk, ROOT, Nothing(), segment_bytes=SEGMENT)
-    name = f"old/{0:020d}"
-    opened, _ = await sender.answer(Ask(1))
-    answer, data = await sender.answer(Ask(2, 1, name, SEGMENT - 10))
+    return disk, FillingSender(disk, ROOT, OldLog(), segment_bytes=SEGMENT), f"old/{0:020d}"
+
+
+async def test_a_sender_tells_when_its_files_have_changed() -> None:
+    """A copy under way begins anew; no byte of another state is among its own."""
+
+    disk, sender, name = a_sender()
+    opened, _ = await sender.answer(Ask(1), "n1")
+    answer, data = await sender.answer(Ask(2, 1, name, SEGMENT - 10), "n1")
     assert ("", 10) == (answer.reason, len(data))
     for ask in (Ask(3, 1, name, SEGMENT), Ask(4, 1, name, 1 << 60), Ask(5, 1, name, -5)):
-        answer, data = await sender.answer(ask)
+        answer, data = await sender.answer(ask, "n1")
         assert len(data) <= CHUNK_BYTES
     assert "" == opened.reason
     disk.remove(ROOT / "commitlog" / f"{0:020d}")
-    assert "no such file" in (await sender.answer(Ask(6, 1, name, 0)))[0].reason
-    await sender.answer(Ask(7))
-    assert "begin anew" in (await sender.answer(Ask(8, 1, name, 0)))[0].reason
-    assert "begin anew" in (await sender.answer(Ask(9, 2, "currterm", 0)))[0].reason
+    assert "no such file" in (await sender.answer(Ask(6, 1, name, 0), "n1"))[0].reason
+    await sender.answer(Ask(7), "n1")
+    assert "begin anew" in (await sender.answer(Ask(8, 1, name, 0), "n1"))[0].reason
+    assert "begin anew" in (await sender.answer(Ask(9, 2, "currterm", 0), "n1"))[0].reason
+
+
+async def test_two_members_copy_at_the_same_time() -> None:
+    """P1: each copy that began ended that of the other one, so two members with files of more than 2 s never came to an
+    end."""
+    _, sender, name = a_sender()
+    for copy, member in ((1, "n1"), (2, "n2")):
+        await sender.answer(Ask(1), member)
+        for at in (0, 10):
+            answer, data = await sender.answer(Ask(2, copy, name, at), member)
+            assert ("", min(CHUNK_BYTES, SEGMENT - at)) == (answer.reason, len(data))
+    answer, _ = await sender.answer(Ask(3, 1, name, 20), "n1")
+    assert "" == answer.reason
+    answer, _ = await sender.answer(Ask(4, 1, name, 20), "n2")
+    assert "begin anew" in answer.reason, "that is the copy of the other one"
+
+
+async def test_what_a_sender_keeps_for_all_members_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest copy begins anew."""
+    monkeypatch.setattr(copies, "KEPT_BYTES_MAX", 1)
+    _, sender, name = a_sender()
+    await sender.answer(Ask(1), "n1")
+    await sender.answer(Ask(1), "n2")
+    assert "begin anew" in (await sender.answer(Ask(2, 1, name, 0), "n1"))[0].reason
+    assert "" == (await sender.answer(Ask(2, 2, name, 0), "n2"))[0].reason
 
 
 #: Deeper than any call may be nested.

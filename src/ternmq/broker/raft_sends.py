@@ -29,8 +29,6 @@ _SENDS: Final = (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestC
 #: What TernMQ's clients say that they are.
 _OURS: Final = "PYTHON"
 
-_Answer = Reply | bytes | Awaitable[Reply | None] | None
-
 
 class RaftSends:
     """All methods belong to the broker's loop."""
@@ -45,7 +43,7 @@ class RaftSends:
     def _patient(self, route: Route) -> Route:
         handler = route.handler
 
-        def handle(peer: Peer, request: Request[Any]) -> _Answer:
+        def handle(peer: Peer, request: Request[Any]) -> Reply | bytes | Awaitable[Reply | None] | None:
             try:
                 return handler(peer, request)
             except NotMaster as refusal:

@@ -27,16 +27,15 @@ of that entry. ``currterm`` says so before anything is dropped; term and vote st
 A crash: without ``fill.json`` what was copied is removed, and asked for anew. With it, files change places at the next
 start (``Plan.carry_out``, any number of times), before the store looks at them.
 
-Bounds: one chunk under way, ``raftCatchUpBytesPerSecond``; the sender keeps the small last files of derived parts in
-memory, for one member at a time.
+Bounds: one chunk under way, ``raftCatchUpBytesPerSecond``. What both sides say, and the leader's, is in
+``raft.copies``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final, Protocol
 from zlib import crc32
@@ -44,85 +43,39 @@ from zlib import crc32
 import msgspec
 
 from ternmq.errors import ConfigError, CorruptFile, RemoteProtocolError, StoreError, TernError
+from ternmq.raft.copies import (
+    ASK_KIND,
+    CHUNK_BYTES,
+    CONTENT,
+    CONTENT_BYTES_MAX,
+    FORGET_S,
+    OLD,
+    Ask,
+    Content,
+    FillingAnswer,
+    FillingSender,
+    Opened,
+    pack_answer,
+    pack_ask,
+    unpack_answer,
+    unpack_ask,
+)
 from ternmq.raft.log import RaftPaths
-from ternmq.raft.membership import Change, check_peers, save_change
+from ternmq.raft.membership import check_peers, save_change
 from ternmq.raft.term_file import CommitFile, TermFile
-from ternmq.raft.wire import pack_frame
 from ternmq.rare_log import RareLog
 from ternmq.store.disk.base import Disk
 from ternmq.store.disk.segment import NAME_DIGITS
 from ternmq.types import Buffer
 from ternmq.wire.layouts.raft_state import Saved, Vote
-from ternmq.wire.requests import Int64
 
 log = logging.getLogger(__name__)
 
-#: Kinds of frames, beside those of ``raft.wire``.
-ASK_KIND: Final = 7
-ANSWER_KIND: Final = 8
-#: Bytes of a file in one answer.
-CHUNK_BYTES: Final = 256 * 1024
-#: Files of one copy, and their bytes that the sender keeps in memory.
-FILES_MAX: Final = 100_000
-KEPT_BYTES_MAX: Final = 64 << 20
 #: How long an answer may take before the question is asked again, and how often that is done.
 ANSWER_S: Final = 5.0
 _TRIES: Final = 6
 #: How long a member waits after a copy that failed.
 _PAUSE_S: Final = 2.0
-#: How long the sender keeps what it told of its files; longer than a member asks again.
-_FORGET_S: Final = 120.0
-_LENGTH: Final = struct.Struct(">I")
-_OLD: Final = "old"
-#: The description of a copy is a file of it.
-_CONTENT: Final = "content"
-CONTENT_BYTES_MAX: Final = 32 << 20
-
-
-class Ask(msgspec.Struct, frozen=True, rename="camel"):
-    """``name`` is empty: what is there? Else: a part of that file of the snapshot ``copy``."""
-
-    number: Int64
-    copy: Int64 = 0
-    name: str = ""
-    at: Int64 = 0
-
-
-class Opened(msgspec.Struct, frozen=True, rename="camel"):
-    """There is a snapshot, whose description (``Content``) is a file of this length."""
-
-    copy: Int64
-    content_bytes: Int64
-
-
-class CopiedFile(msgspec.Struct, frozen=True, rename="camel"):
-    """``name``: of a derived part, below the store's directory; of the old log ``old/00000000000000000000``."""
-
-    name: str
-    length_bytes: Int64
-
-
-class Content(msgspec.Struct, frozen=True, rename="camel"):
-    """What a member that begins anew needs to know."""
-
-    #: Where the leader's log begins: its first entry, where that lies, and the term of the one before (-1: unknown).
-    first_index: Int64
-    position: Int64
-    prev_term: Int64
-    segment_bytes: Int64
-    files: tuple[CopiedFile, ...] = ()
-    #: Topic → log offset of its deletion.
-    deletions: dict[str, Int64] = {}
-    #: The entry that names the members, if it is before the first one.
-    members: Change | None = None
-
-
-class FillingAnswer(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Bytes of a file, or of the content, follow behind it. ``reason``: why there is none; the copy begins anew."""
-
-    number: Int64
-    crc: Int64 = 0
-    reason: str = ""
 
 
 class Plan(msgspec.Struct, frozen=True, rename="camel"):
@@ -135,134 +88,9 @@ class Plan(msgspec.Struct, frozen=True, rename="camel"):
 
 
 _encode: Final = msgspec.json.Encoder().encode
-_asks: Final = msgspec.json.Decoder(Ask)
-_answers: Final = msgspec.json.Decoder(FillingAnswer)
 _openings: Final = msgspec.json.Decoder(Opened)
 _contents: Final = msgspec.json.Decoder(Content)
 _plans: Final = msgspec.json.Decoder(Plan)
-
-
-def pack_ask(ask: Ask) -> list[Buffer]:
-    return pack_frame(ASK_KIND, _encode(ask))
-
-
-def pack_answer(answer: FillingAnswer, data: bytes = b"") -> list[Buffer]:
-    text = _encode(answer)
-    return pack_frame(ANSWER_KIND, _LENGTH.pack(len(text)) + text, [data], len(data))
-
-
-def unpack_ask(body: bytes) -> Ask:
-    """Raises ``RemoteProtocolError``."""
-    try:
-        return _asks.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise RemoteProtocolError(f"a question for files is not valid: {error}") from None
-
-
-def unpack_answer(body: bytes) -> tuple[FillingAnswer, bytes]:
-    """Raises ``RemoteProtocolError``."""
-    try:
-        (size,) = _LENGTH.unpack_from(body)
-        if size > len(body) - _LENGTH.size:
-            raise RemoteProtocolError("an answer with bytes of a file is cut short")
-        answer = _answers.decode(body[_LENGTH.size : _LENGTH.size + size])
-    except (struct.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise RemoteProtocolError(f"an answer with bytes of a file is not valid: {error}") from None
-    return answer, body[_LENGTH.size + size :]
-
-
-class FillingSource(Protocol):
-    """What a leader has for a member that begins anew."""
-
-    def begin(self) -> tuple[int, int, int]:
-        """The first entry of the log, its position, and the term of the entry before it (-1: unknown)."""
-
-    def old_segments(self) -> Sequence[Path]:
-        """The files of the old log in front of the entries."""
-
-    def part_files(self) -> Sequence[Sequence[Path]]:
-        """The files of each derived part, of which the last makes the others count."""
-
-    def deletions(self) -> Mapping[str, int]: ...
-
-    def members(self, index: int) -> Change | None:
-        """The newest entry up to ``index`` that names the members."""
-
-
-class FillingSender:
-    """The leader's side. ``answer`` belongs to the loop, one call at a time."""
-
-    def __init__(self, disk: Disk, root: Path, source: FillingSource, *, segment_bytes: int) -> None:
-        self._disk = disk
-        self._root = root
-        self._source = source
-        self._segment_bytes = segment_bytes
-        self._copy = 0
-        #: Of the newest snapshot: path and length of each file, or its bytes.
-        self._files: dict[str, tuple[Path, int] | bytes] = {}
-
-    async def answer(self, ask: Ask) -> tuple[FillingAnswer, bytes]:
-        try:
-            if not ask.name:
-                content = _encode(await self._snapshot())
-                self._files[_CONTENT] = content
-                data = _encode(Opened(self._copy, len(content)))
-            elif ask.copy != self._copy or (file := self._files.get(ask.name)) is None:
-                return FillingAnswer(ask.number, reason="the files have changed; begin anew"), b""
-            elif isinstance(file, bytes):
-                data = file[ask.at : ask.at + CHUNK_BYTES]
-            else:
-                path, length_bytes = file
-                wanted = max(min(CHUNK_BYTES, length_bytes - ask.at), 0)
-                data = await asyncio.to_thread(self._disk.read_at, path, max(ask.at, 0), wanted)
-                if len(data) < wanted:
-                    return FillingAnswer(ask.number, reason=f"{ask.name} was deleted; begin anew"), b""
-        except StoreError as error:
-            return FillingAnswer(ask.number, reason=str(error)), b""
-        return FillingAnswer(ask.number, crc32(data)), data
-
-    def forget(self) -> None:
-        """No member copies any more."""
-        self._files = {}
-
-    async def _snapshot(self) -> Content:
-        source, disk = self._source, self._disk
-        # First of all: what derived parts have reaches at least to where the log begins.
-        first_index, position, prev_term = source.begin()
-        deletions = dict(source.deletions())
-        files: dict[str, tuple[Path, int] | bytes] = {}
-        kept_bytes = 0
-        for paths in source.part_files():
-            if not paths:
-                continue
-            *others, last = paths
-            # What it counts is in the others, which only grow.
-            counts = await asyncio.to_thread(disk.read, last)
-            if counts is None:
-                continue
-            kept_bytes += len(counts)
-            lengths = {path.parent: {each.name: each.length_bytes for each in disk.list(path.parent)} for path in paths}
-            for path in others:
-                files[self._name(path)] = path, lengths[path.parent].get(path.name, 0)
-            files[self._name(last)] = counts
-        for path in source.old_segments():
-            files[f"{_OLD}/{path.name}"] = path, self._segment_bytes
-        if kept_bytes > KEPT_BYTES_MAX or len(files) > FILES_MAX:
-            raise StoreError(f"there are {len(files)} files of delayed messages, too many for one copy")
-        self._copy += 1
-        self._files = files
-        return Content(
-            first_index,
-            position,
-            prev_term,
-            self._segment_bytes,
-            tuple(CopiedFile(name, len(f) if isinstance(f, bytes) else f[1]) for name, f in files.items()),
-            deletions,
-            source.members(first_index - 1),
-        )
-
-    def _name(self, path: Path) -> str:
-        return path.relative_to(self._root).as_posix()
 
 
 class FillingPlaces:
@@ -296,7 +124,7 @@ class FillingPlaces:
     def target(self, name: str) -> Path:
         """Where a copied file belongs. Raises ``RemoteProtocolError`` for a name that has no place here."""
         pure = PurePosixPath(name)
-        if pure.parent == PurePosixPath(_OLD):
+        if pure.parent == PurePosixPath(OLD):
             if pure.name.isascii() and pure.name.isdigit() and len(pure.name) == NAME_DIGITS and self._paths.old:
                 return self._paths.old[0] / pure.name
         elif not pure.is_absolute() and ".." not in pure.parts and (self._root / pure).parent in self._parts:
@@ -305,7 +133,7 @@ class FillingPlaces:
 
     def check(self, content: Content) -> None:
         """Raises ``RemoteProtocolError`` for what cannot be the content of a leader of this group."""
-        old = [each for each in content.files if each.name.startswith(f"{_OLD}/")]
+        old = [each for each in content.files if each.name.startswith(f"{OLD}/")]
         names = [each.name for each in content.files]
         if (
             content.segment_bytes != self._segment_bytes
@@ -401,7 +229,7 @@ class FillingPlaces:
         for each in content.files:
             if each.name in staged:
                 disk.move(self._staged(each.name), self.target(each.name))
-        if content.position and not any(each.name.startswith(f"{_OLD}/") for each in content.files):
+        if content.position and not any(each.name.startswith(f"{OLD}/") for each in content.files):
             before = content.first_index - 1
             begin = (content.first_index, content.position, content.prev_term)
             save_change(disk, paths.home / "members", content.members)
@@ -510,12 +338,12 @@ class Filling:
         """Answer other members, one at a time; ends by being cancelled."""
         while True:
             try:
-                async with asyncio.timeout(_FORGET_S):
+                async with asyncio.timeout(FORGET_S):
                     to, ask = await self._asked.get()
             except TimeoutError:
                 self._sender.forget()
                 continue
-            answer, data = await self._sender.answer(ask)
+            answer, data = await self._sender.answer(ask, to)
             self._send(to, pack_answer(answer, data))
 
     async def run(self) -> None:
@@ -583,7 +411,7 @@ class Filling:
                 raise RemoteProtocolError(f"{leader} describes its files in {opened.content_bytes} bytes")
             data = bytearray()
             while (rest_bytes := opened.content_bytes - len(data)) > 0:
-                data += await self._chunk(leader, Ask(0, opened.copy, _CONTENT, len(data)), rest_bytes)
+                data += await self._chunk(leader, Ask(0, opened.copy, CONTENT, len(data)), rest_bytes)
             return opened.copy, _contents.decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise RemoteProtocolError(f"{leader} sent a description of its files that is not valid: {error}") from None

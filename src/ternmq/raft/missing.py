@@ -10,8 +10,8 @@ import logging
 from typing import Final, Protocol
 
 from ternmq.raft.config import RaftConfig
+from ternmq.raft.copies import Content
 from ternmq.raft.core import RaftCore
-from ternmq.raft.filling import Content
 from ternmq.raft.links import Links
 from ternmq.raft.log import RaftLog
 from ternmq.raft.messages import Append, NodeId, RaftMessage

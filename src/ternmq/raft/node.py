@@ -45,9 +45,9 @@ from ternmq.net.endpoint import Bound
 from ternmq.raft.backlog import Backlog
 from ternmq.raft.checked_entries import BeginsElsewhere
 from ternmq.raft.config import RaftConfig
+from ternmq.raft.copies import ANSWER_KIND, ASK_KIND
 from ternmq.raft.core import RaftCore
 from ternmq.raft.entries import Entries
-from ternmq.raft.filling import ANSWER_KIND, ASK_KIND
 from ternmq.raft.inbox import Inbox
 from ternmq.raft.links import Links
 from ternmq.raft.log import RaftLog
@@ -136,7 +136,7 @@ class RaftNode:
         self.missing: Final = Missing(self, self._logs)
         self._start: Final = TermStart(self, env, store_host, self._logs)
         self._entries: Final = Entries(store, commit_log)
-        self.core = self._new_core()
+        self.core: RaftCore = self._new_core()
         #: Position up to which a majority has the log. Senders wait for it.
         self.committed: Final = self.backlog.committed
         store.safety.add(self.backlog.level)
