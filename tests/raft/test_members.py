@@ -46,6 +46,11 @@ def test_a_member_that_began_anew_votes_beside_one_that_lost_its_disk() -> None:
     live(1101221, kind=MemberSimulation)
 
 
+def test_a_leader_with_a_slow_disk_is_filled_and_votes_after_a_restart() -> None:
+    """Without its vote the members that an unfinished change has left had no leader."""
+    live(2100702, kind=MemberSimulation)
+
+
 def test_a_second_change_waits_for_the_first() -> None:
     group = Group(members=Members(("n0", "n1", "n2")))
     leader = group.elect("n0")

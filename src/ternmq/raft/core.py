@@ -340,7 +340,7 @@ class RaftCore:
             return
         self._role, self._leader = RaftRole.LEADER, self._config.self_id
         self._votes = self._pre_votes = None
-        self._heir = None
+        self._heir = self._fill_goal = None
         self._leadership = Leadership(self._config, self._members, self._term, self._terms, now_ms, commit=self._commit)
         self._leadership.heartbeat(now_ms, ready)
 
@@ -581,8 +581,11 @@ class RaftCore:
     def _is_filled(self) -> bool:
         """Whether this member has all that was committed before it began: all that this term's leader knew as committed
         when it was first heard, an entry of its own term included. What this member has of it would not do: the leader
-        may lead since long, and the first entries that come be of its term already."""
-        goal = self._commit if self._leadership is not None else self._fill_goal
+        may lead since long, and the first entries that come be of its term already. A leader (of a new group) has its
+        own first commit to reach: later ones may run ahead of a slow disk for ever."""
+        if self._leadership is not None and self._fill_goal is None and self._terms.term_of(self._commit) == self._term:
+            self._fill_goal = self._commit
+        goal = self._fill_goal
         if goal is None or self._leader is None or not self._stored >= goal >= 0:
             return False
         if self._terms.term_of(goal) == self._term:
