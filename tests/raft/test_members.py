@@ -51,6 +51,11 @@ def test_a_leader_with_a_slow_disk_is_filled_and_votes_after_a_restart() -> None
     live(2100702, kind=MemberSimulation)
 
 
+def test_a_new_group_whose_leader_dies_in_its_first_moments_elects_another() -> None:
+    """Members that were empty when it began had nothing to lose."""
+    live(2200137, kind=MemberSimulation)
+
+
 def test_a_second_change_waits_for_the_first() -> None:
     group = Group(members=Members(("n0", "n1", "n2")))
     leader = group.elect("n0")

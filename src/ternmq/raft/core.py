@@ -449,7 +449,7 @@ class RaftCore:
             self._heard_sent_ms = append.sent_ms
             self._heir = append.heir
         self._leader_commit = max(self._leader_commit, append.commit)
-        if self._fill_goal is None and self._leader_commit >= 0:
+        if self._fill_goal is None:
             self._fill_goal = self._leader_commit
         self._wait_for_leader(now_ms)
         if self._is_equal_at(append.prev_index, append.prev_term):
@@ -586,10 +586,22 @@ class RaftCore:
         if self._leadership is not None and self._fill_goal is None and self._terms.term_of(self._commit) == self._term:
             self._fill_goal = self._commit
         goal = self._fill_goal
-        if goal is None or self._leader is None or not self._stored >= goal >= 0:
+        if goal is None or self._leader is None:
+            return False
+        if goal == NO_INDEX:
+            if self._had_nothing_to_lose():
+                return True
+            goal = self._fill_goal = self._leader_commit
+        if not self._stored >= goal >= 0:
             return False
         if self._terms.term_of(goal) == self._term:
             return True
         # The leader had committed nothing of its own yet.
         self._fill_goal = self._leader_commit if self._leader_commit > goal else None
         return False
+
+    def _had_nothing_to_lose(self) -> bool:
+        """Whether the group began in this term, and its leader had committed nothing when it was first heard. DLedger's
+        leaders do not always tell what they have committed."""
+        is_new = self._stored >= 0 and self._terms.term_of(0) == self._term
+        return is_new and self._lost == NO_INDEX and not self._config.is_mixed
