@@ -16,7 +16,7 @@ from typing import Final
 
 from ternmq.errors import TernError
 from ternmq.raft.group import Members
-from ternmq.raft.messages import HardState
+from ternmq.raft.messages import NO_TERM, HardState
 from tests.raft.memory_log import Entry, MemoryLog
 from tests.raft.simulation import Breakage, Node, Simulation
 
@@ -141,7 +141,8 @@ class MemberSimulation(Simulation):
         self.restart_later(node)
 
     def copy_later(self, leader: Node, follower: Node) -> None:
-        """As a real member does it (``raft.filling``): it is filling from then on, and knows the members."""
+        """As a real member does it (``raft.filling``): it knows the members, and keeps its vote if it knows the term of
+        the entry before its first."""
 
         def copy() -> None:
             first = leader.log.first_index
@@ -149,15 +150,16 @@ class MemberSimulation(Simulation):
                 return
             if follower.core.leader != leader.name or follower.core.term != leader.core.term:
                 return
+            prev_term = leader.log.term_of(first - 1)
+            follower.core.meets(first - 1, NO_TERM if prev_term is None else prev_term)
             if not follower.core.lacks(first):
                 return
             self.note("copy", leader.name, follower.name, first)
             follower.core = None
-            state = follower.hard_state
-            follower.hard_state = HardState(state.term, state.voted_for, is_filling=True)
-            follower.log = MemoryLog(
-                first_index=first, base=leader.log.members_at(first - 1), prev_term=leader.log.term_of(first - 1)
-            )
+            if prev_term is None:
+                state = follower.hard_state
+                follower.hard_state = HardState(state.term, state.voted_for, is_filling=True)
+            follower.log = MemoryLog(first_index=first, base=leader.log.members_at(first - 1), prev_term=prev_term)
             follower.saved_commit = follower.log.last_index
             follower.start()
 

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from ternmq.errors import TernError
 from ternmq.raft.core import RaftCore
 from ternmq.raft.group import Members, RaftCoreConfig
-from ternmq.raft.messages import Append, HardState, RaftMessage
+from ternmq.raft.messages import NO_TERM, Append, HardState, RaftMessage
 from ternmq.raft.ready import RaftRole, Ready, RoleChange
 from tests.raft.checkers import Checkers, Wrong
 from tests.raft.memory_log import ENTRY_BYTES, Entry, MemoryLog
@@ -415,6 +415,8 @@ class Simulation:
                 return
             if follower.core.leader != leader.name or follower.core.term != leader.core.term:
                 return
+            prev_term = leader.log.term_of(first - 1)
+            follower.core.meets(first - 1, NO_TERM if prev_term is None else prev_term)
             if not follower.core.lacks(first):
                 return
             self.note("copy", leader.name, follower.name, first)

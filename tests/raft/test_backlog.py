@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ternmq.errors import SystemBusy
-from ternmq.raft import node as raft_node
+from ternmq.raft import backlog
 from ternmq.testing.cluster import Cluster
-from tests.raft.test_group_simulation import Shop, leader_of, run, until
+from tests.raft.test_group_simulation import a_selling_group, run, until
 
 
 @pytest.mark.parametrize("bound", ["PENDING_MAX", "PENDING_BYTES_MAX"])
@@ -15,25 +15,19 @@ def test_a_leader_without_a_majority_takes_only_so_much(bound: str, monkeypatch:
     """P3: a new leader has to send all that its predecessor left before it can begin its term."""
 
     async def story(cluster: Cluster) -> None:
-        members = cluster.raft_group("broker-a", 3)
-        shop = Shop(cluster)
-        await cluster.start(cluster.name_server(), *members)
-        await cluster.start(shop.node)
-        await until(lambda: len(shop.acknowledged) > 20)
-        leader = leader_of(members)
-        assert leader is not None
+        _, shop, leader = await a_selling_group(cluster)
         assert leader.broker is not None
         assert leader.broker.group is not None
-        node = leader.broker.group.node
-        assert node.level.room is not None
-        assert node.level.check_write is not None
-        node.level.check_write()
-        assert node.level.room() > 0
+        level = leader.broker.group.node.backlog.level
+        assert level.room is not None
+        assert level.check_write is not None
+        level.check_write()
+        assert level.room() > 0
 
-        monkeypatch.setattr(raft_node, bound, -1)
-        assert node.level.room() <= 0
+        monkeypatch.setattr(backlog, bound, -1)
+        assert level.room() <= 0
         with pytest.raises(SystemBusy, match="bytes wait for a majority"):
-            node.level.check_write()
+            level.check_write()
         monkeypatch.undo()
         sent = len(shop.acknowledged)
         await until(lambda: len(shop.acknowledged) > sent + 20)

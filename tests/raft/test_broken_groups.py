@@ -46,7 +46,6 @@ RULES: Final[dict[str, tuple[Broken, int]]] = {
         lambda: patch("ternmq.broker.raft_reads.RaftReads._of_follower", lambda _reads, **_: None),
         1,
     ),
-    "what is shown is committed": (_core(breakages.CommitsEarly), 71),
     "term and vote are on the disk when they are told": (
         lambda: patch("ternmq.raft.node.TermFile.save", lambda _file, _vote: None),
         0,

@@ -407,6 +407,53 @@ def test_a_member_that_lost_its_disk_votes_again_when_it_has_all_that_was_commit
     assert answer(restarted.step(vote(4, 3, 3, sender="n2", commit=3), 20 * LATER)).is_granted
 
 
+def test_the_first_leader_of_a_group_is_filled_though_its_disk_is_slower_than_the_others() -> None:
+    """What it must have is its own first commit. What is committed later may always be ahead of its disk."""
+    log = MemoryLog()
+    first = RaftCore(config("n0", THREE), HardState(), log, Random(0), 0)
+    now = first.deadline_ms
+    first.tick(now)
+    first.step(VoteReply(sender="n1", receiver="n0", term=1, is_granted=True, is_pre=True), now)
+    ready = first.step(VoteReply(sender="n1", receiver="n0", term=1, is_granted=True), now)
+    assert ready.role == RoleChange(RaftRole.LEADER, 1, "n0")
+    for index in range(5):
+        log.append(index, entries(*[1] * 5)[index : index + 1])
+        first.appended(now)
+        first.step(reply("n1", 1, index, sent_ms=now), now)
+        ready = first.step(reply("n2", 1, index, sent_ms=now), now)
+        assert (ready.commit, first.is_filling) == (index, True)
+    assert first.stored(0, now).hard_state == HardState(1, "n0")
+
+
+def test_a_member_of_a_new_group_votes_with_the_first_entry() -> None:
+    """Its leader had committed nothing when it was first heard, and the log begins in its term: nothing is lost."""
+    log = MemoryLog()
+    new = RaftCore(config("n0", THREE), HardState(), log, Random(0), 0)
+    new.step(append(1, -1, -1), LATER)
+    assert new.is_filling
+    new.step(append(1, -1, -1, 1, 1), LATER)
+    log.append(0, entries(1, 1))
+    assert new.stored(0, LATER).hard_state == HardState(1, "n1")
+    assert answer(new.step(vote(2, 1, 1, commit=0), 10 * LATER)).is_granted
+
+
+@pytest.mark.parametrize(
+    ("terms", "settings", "lost"),
+    [((1, 2), {}, -1), ((2, 2), {"is_mixed": True}, -1), ((2, 2), {}, 5)],
+    ids=["an older log", "a leader of DLedger", "damage"],
+)
+def test_a_commit_index_that_is_not_known_yet_ends_no_filling(
+    terms: tuple[int, ...], settings: dict[str, Any], lost: int
+) -> None:
+    """Where the group may have committed something before."""
+    log = MemoryLog()
+    wiped = RaftCore(config("n0", THREE, **settings), HardState(), log, Random(0), 0, lost=lost)
+    wiped.step(append(2, -1, -1, *terms), LATER)
+    log.append(0, entries(*terms))
+    wiped.stored(1, LATER)
+    assert wiped.is_filling
+
+
 def test_the_first_entries_of_a_leader_that_leads_since_long_do_not_end_the_filling() -> None:
     """All entries are of its term: what counts is how much it has committed, not how much has come."""
     log = MemoryLog()

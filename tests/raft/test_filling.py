@@ -13,19 +13,20 @@ from ternmq.client.send.producer import Producer
 from ternmq.delay.schedule_log import ScheduleLog
 from ternmq.errors import RemoteProtocolError, TernError
 from ternmq.message import Message
-from ternmq.raft.filling import (
+from ternmq.raft import copies
+from ternmq.raft.copies import (
     ANSWER_KIND,
     CHUNK_BYTES,
     Ask,
     Content,
     CopiedFile,
     FillingAnswer,
-    FillingPlaces,
     FillingSender,
     pack_answer,
     unpack_answer,
     unpack_ask,
 )
+from ternmq.raft.filling import FillingPlaces
 from ternmq.raft.log import RaftPaths
 from ternmq.raft.node import RaftNode
 from ternmq.raft.wire import LinkDecoder
@@ -33,7 +34,17 @@ from ternmq.store.log.draft import Draft
 from ternmq.testing.cluster import SMALL_FILES, Cluster, Node
 from ternmq.testing.disk import SimulatedDisk
 from ternmq.wire.layouts.raft_state import Saved, pack_saved
-from tests.raft.test_group_simulation import Shop, agree, bodies, data_files, leader_of, run, until, votes_of
+from tests.raft.test_group_simulation import (
+    Shop,
+    a_selling_group,
+    agree,
+    bodies,
+    data_files,
+    leader_of,
+    run,
+    until,
+    votes_of,
+)
 from tests.store.small import HOST
 from tests.store.small import bodies as all_bodies
 
@@ -78,12 +89,8 @@ async def wiped(member: Node) -> None:
 
 async def a_group_that_has_deleted(cluster: Cluster, **settings: object) -> tuple[list[Node], Shop, Node]:
     """Three members, one of which was away until the others had deleted what it needs."""
-    members = cluster.raft_group("broker-a", 3, fileReservedTime=0, **settings)
-    shop = Shop(cluster, per_second=200)
-    await cluster.start(cluster.name_server(), *members)
-    await cluster.start(shop.node)
-    await until(lambda: len(shop.acknowledged) > 20)
-    away = next(each for each in members if each is not leader_of(members))
+    members, shop, leader = await a_selling_group(cluster, per_second=200, fileReservedTime=0, **settings)
+    away = next(each for each in members if each is not leader)
     away.kill()
     await until(lambda: len(shop.acknowledged) > 700)
     await shop.node.stop()
@@ -112,6 +119,59 @@ def test_a_member_whose_entries_are_deleted_comes_back_by_itself(flush: str) -> 
         assert "" == node_of(away).status().trouble
 
     run(9, story)
+
+
+def test_a_member_that_began_anew_votes_though_another_one_has_lost_its_disk() -> None:
+    """P1: what it has dropped was deleted by a leader, so it has lost no answer. The empty one does not vote, and the
+    leader loses its role before either has everything (seed 1101221 of changes of members)."""
+
+    async def story(cluster: Cluster) -> None:
+        members, shop, away = await a_group_that_has_deleted(cluster)
+        leader = leader_of(members)
+        assert leader is not None
+        [empty] = [each for each in members if each not in (away, leader)]
+        await wiped(empty)
+        await cluster.start(empty)
+        for way in ((leader.ip, empty.ip), (empty.ip, leader.ip)):
+            cluster.network.block(*way)
+        away.start()
+        await until(lambda: is_there(away) and node_of(away).missing.awaits_tables)
+        leader.kill()
+        await cluster.start(leader)
+        await until(lambda: leader_of(members) is leader)
+        assert node_of(empty).core.is_filling
+        sent = len(shop.acknowledged)
+        await until(lambda: len(shop.acknowledged) > sent + 20)
+        cluster.network.heal()
+        await shop.node.stop()
+        await agree(members)
+        check_equal(members, shop)
+
+    run(17, story)
+
+
+def test_a_member_that_gives_its_log_up_answers_for_nothing_more() -> None:
+    """P1, P2: an answer for an entry that is dropped a moment later would be an acknowledged message lost."""
+
+    async def story(cluster: Cluster) -> None:
+        members, shop, leader = await a_selling_group(cluster)
+        silent, other = (each for each in members if each is not leader)
+        missing = node_of(silent).missing
+        assert missing.fall_silent(Content(5, SEGMENT, 1, SEGMENT)), "it has all that was committed before it began"
+        end = node_of(silent).log.end
+        other.kill()
+        await asyncio.sleep(5)
+        sent = len(shop.acknowledged)
+        await asyncio.sleep(20)
+        assert sent == len(shop.acknowledged)
+        assert end == node_of(silent).log.end
+        missing.go_on()
+        await until(lambda: len(shop.acknowledged) > sent + 20)
+        await shop.node.stop()
+        await cluster.start(other)
+        await agree(members)
+
+    run(18, story)
 
 
 def test_an_empty_member_says_why_it_does_not_vote(caplog: pytest.LogCaptureFixture) -> None:
@@ -341,8 +401,9 @@ def test_an_empty_member_begins_behind_an_old_log_that_was_deleted() -> None:
     run(12, story)
 
 
+@pytest.mark.parametrize("keeps_vote", [False, True])
 @pytest.mark.parametrize("stops", range(1, 40))
-def test_files_are_exchanged_whole_whenever_the_power_fails(stops: int) -> None:
+def test_files_are_exchanged_whole_whenever_the_power_fails(stops: int, keeps_vote: bool) -> None:
     """P1, P2: before the exchange is done nothing of it is believed; afterwards all is there, and the vote is kept."""
     disk = SimulatedDisk()
     disk.replace(HOME / "currterm", b"currTerm=7\nvoteLeader=n2\n")
@@ -357,7 +418,7 @@ def test_files_are_exchanged_whole_whenever_the_power_fails(stops: int) -> None:
     staged.begin()
     staged.write("schedule/1", 0, b"abc")
     staged.write("schedule/state", 0, b"state")
-    staged.finish(content)
+    staged.finish(content, keeps_vote=keeps_vote)
     calls = _Stops(disk, stops)
     try:
         places(calls).carry_out()  # type: ignore[arg-type]
@@ -365,12 +426,12 @@ def test_files_are_exchanged_whole_whenever_the_power_fails(stops: int) -> None:
         disk.power_cut(Random(stops))
         kept = disk.read(HOME / "currterm") or b""
         assert b"currTerm=7\nvoteLeader=n2\n" in kept
-        assert b"filling=true" in kept or disk.read(HOME / "data" / f"{0:020d}") == b"old"
+        assert keeps_vote or b"filling=true" in kept or disk.read(HOME / "data" / f"{0:020d}") == b"old"
         places(disk).carry_out()
     found = {str(path.relative_to(ROOT)): data for path, data in disk.files().items()}
     found.pop("dledger-n0/fill.json")
     assert {
-        "dledger-n0/currterm": b"currTerm=7\nvoteLeader=n2\nfilling=true\n",
+        "dledger-n0/currterm": b"currTerm=7\nvoteLeader=n2\n" + (b"" if keeps_vote else b"filling=true\n"),
         "dledger-n0/checkpoint": pack_saved(Saved(4, 4, 5, SEGMENT, 3)),
         "schedule/1": b"abc",
         "schedule/state": b"state",
@@ -402,41 +463,73 @@ class _Stops:
         return call
 
 
-async def test_a_sender_tells_when_its_files_have_changed(tmp_path: Path) -> None:
-    """A copy under way begins anew; no byte of another state is among its own."""
+class OldLog:
+    """A source of files with one segment of an old log."""
 
-    class Nothing:
-        def begin(self) -> tuple[int, int, int]:
-            return 0, 0, 0
+    def begin(self) -> tuple[int, int, int]:
+        return 0, 0, 0
 
-        def old_segments(self) -> list[Path]:
-            return [ROOT / "commitlog" / f"{0:020d}"]
+    def old_segments(self) -> list[Path]:
+        return [ROOT / "commitlog" / f"{0:020d}"]
 
-        def part_files(self) -> list[list[Path]]:
-            return []
+    def part_files(self) -> list[list[Path]]:
+        return []
 
-        def deletions(self) -> dict[str, int]:
-            return {}
+    def deletions(self) -> dict[str, int]:
+        return {}
 
-        def members(self, index: int) -> None:
-            return None
+    def members(self, index: int) -> None:
+        return None
 
+
+def a_sender() -> tuple[SimulatedDisk, FillingSender, str]:
+    """And the name of its only file."""
     disk = SimulatedDisk()
     disk.replace(ROOT / "commitlog" / f"{0:020d}", bytes(SEGMENT))
-    sender = FillingSender(disk, ROOT, Nothing(), segment_bytes=SEGMENT)
-    name = f"old/{0:020d}"
-    opened, _ = await sender.answer(Ask(1))
-    answer, data = await sender.answer(Ask(2, 1, name, SEGMENT - 10))
+    return disk, FillingSender(disk, ROOT, OldLog(), segment_bytes=SEGMENT), f"old/{0:020d}"
+
+
+async def test_a_sender_tells_when_its_files_have_changed() -> None:
+    """A copy under way begins anew; no byte of another state is among its own."""
+
+    disk, sender, name = a_sender()
+    opened, _ = await sender.answer(Ask(1), "n1")
+    answer, data = await sender.answer(Ask(2, 1, name, SEGMENT - 10), "n1")
     assert ("", 10) == (answer.reason, len(data))
     for ask in (Ask(3, 1, name, SEGMENT), Ask(4, 1, name, 1 << 60), Ask(5, 1, name, -5)):
-        answer, data = await sender.answer(ask)
+        answer, data = await sender.answer(ask, "n1")
         assert len(data) <= CHUNK_BYTES
     assert "" == opened.reason
     disk.remove(ROOT / "commitlog" / f"{0:020d}")
-    assert "no such file" in (await sender.answer(Ask(6, 1, name, 0)))[0].reason
-    await sender.answer(Ask(7))
-    assert "begin anew" in (await sender.answer(Ask(8, 1, name, 0)))[0].reason
-    assert "begin anew" in (await sender.answer(Ask(9, 2, "currterm", 0)))[0].reason
+    assert "no such file" in (await sender.answer(Ask(6, 1, name, 0), "n1"))[0].reason
+    await sender.answer(Ask(7), "n1")
+    assert "begin anew" in (await sender.answer(Ask(8, 1, name, 0), "n1"))[0].reason
+    assert "begin anew" in (await sender.answer(Ask(9, 2, "currterm", 0), "n1"))[0].reason
+
+
+async def test_two_members_copy_at_the_same_time() -> None:
+    """P1: each copy that began ended that of the other one, so two members with files of more than 2 s never came to an
+    end."""
+    _, sender, name = a_sender()
+    for copy, member in ((1, "n1"), (2, "n2")):
+        await sender.answer(Ask(1), member)
+        for at in (0, 10):
+            answer, data = await sender.answer(Ask(2, copy, name, at), member)
+            assert ("", min(CHUNK_BYTES, SEGMENT - at)) == (answer.reason, len(data))
+    answer, _ = await sender.answer(Ask(3, 1, name, 20), "n1")
+    assert "" == answer.reason
+    answer, _ = await sender.answer(Ask(4, 1, name, 20), "n2")
+    assert "begin anew" in answer.reason, "that is the copy of the other one"
+
+
+async def test_what_a_sender_keeps_for_all_members_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest copy begins anew."""
+    monkeypatch.setattr(copies, "KEPT_BYTES_MAX", 1)
+    _, sender, name = a_sender()
+    await sender.answer(Ask(1), "n1")
+    await sender.answer(Ask(1), "n2")
+    assert "begin anew" in (await sender.answer(Ask(2, 1, name, 0), "n1"))[0].reason
+    assert "" == (await sender.answer(Ask(2, 2, name, 0), "n2"))[0].reason
 
 
 #: Deeper than any call may be nested.

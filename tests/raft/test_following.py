@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ternmq.errors import RemoteProtocolError
 from ternmq.raft.core import RaftCore
-from ternmq.raft.leadership import runs
+from ternmq.raft.matching import runs
 from ternmq.raft.messages import NO_TERM, AppendReply
 from ternmq.raft.ready import RaftRole, Ready, RoleChange
 from tests.raft.group import append, core
@@ -141,6 +141,21 @@ def test_whether_a_copy_is_needed_is_the_follower_s_own_judgement() -> None:
     follower.step(append(1, 2, 1), NOW)
     assert not follower.lacks(3)
     assert follower.lacks(4)
+
+
+def test_a_log_that_reaches_to_the_leader_s_beginning_is_not_given_up() -> None:
+    """What the leader has deleted was committed. The follower was restarted, and does not know that it has it."""
+    follower = core(1, 1, 2, 2)
+    follower.meets(1, 1)
+    assert -1 == answer(follower.step(append(3, -1, NO_TERM), 1)).index
+    assert follower.lacks(2)
+    follower.meets(1, NO_TERM)  # the leader does not know
+    assert follower.lacks(2)
+    follower.meets(1, 2)  # it differs
+    assert follower.lacks(2)
+    follower.meets(1, 1)
+    assert not follower.lacks(2)
+    assert 1 == answer(follower.step(append(3, -1, NO_TERM), 2)).index, "the leader goes on from there"
 
 
 Terms = st.lists(st.integers(1, 4), max_size=12).map(sorted)

@@ -98,6 +98,20 @@ def votes_of(node: Node | None) -> tuple[str, ...]:
     return tuple(sorted(line for line in lines if line.startswith(("currTerm", "voteLeader"))))
 
 
+async def a_selling_group(
+    cluster: Cluster, *, per_second: float = 20.0, **settings: object
+) -> tuple[list[Node], Shop, Node]:
+    """Three members, a producer whose first messages are acknowledged, and the leader."""
+    members = cluster.raft_group("broker-a", 3, **settings)
+    shop = Shop(cluster, per_second=per_second)
+    await cluster.start(cluster.name_server(), *members)
+    await cluster.start(shop.node)
+    await until(lambda: len(shop.acknowledged) > 20)
+    leader = leader_of(members)
+    assert leader is not None
+    return members, shop, leader
+
+
 async def agree(members: list[Node]) -> None:
     """Wait until all members have the same log, and all of it is dispatched."""
 
@@ -182,13 +196,7 @@ def test_a_minority_acknowledges_nothing() -> None:
     """P4: a leader that is cut off steps down, and answers no send with OK; the others elect a leader and go on."""
 
     async def story(cluster: Cluster) -> None:
-        members = cluster.raft_group("broker-a", 3)
-        shop = Shop(cluster)
-        await cluster.start(cluster.name_server(), *members)
-        await cluster.start(shop.node)
-        await until(lambda: len(shop.acknowledged) > 20)
-        old = leader_of(members)
-        assert old is not None
+        members, shop, old = await a_selling_group(cluster)
         others = [each for each in members if each is not old]
         # Clients and name server still reach the old leader.
         cluster.network.partition([old.ip], [each.ip for each in others])
@@ -212,13 +220,7 @@ def test_a_leader_that_was_suspended_comes_back_as_a_follower() -> None:
     """P4: as with SIGSTOP; it answers nothing with OK that the new leader does not have."""
 
     async def story(cluster: Cluster) -> None:
-        members = cluster.raft_group("broker-a", 3)
-        shop = Shop(cluster)
-        await cluster.start(cluster.name_server(), *members)
-        await cluster.start(shop.node)
-        await until(lambda: len(shop.acknowledged) > 20)
-        old = leader_of(members)
-        assert old is not None
+        members, shop, old = await a_selling_group(cluster)
         old.pause()
         await until(lambda: leader_of([each for each in members if each is not old]), 3.0)
         await asyncio.sleep(5.0)
@@ -241,13 +243,7 @@ def test_a_clean_stop_hands_over_first() -> None:
     """P4: within 300 ms there is another master."""
 
     async def story(cluster: Cluster) -> None:
-        members = cluster.raft_group("broker-a", 3)
-        shop = Shop(cluster, per_second=100)
-        await cluster.start(cluster.name_server(), *members)
-        await cluster.start(shop.node)
-        await until(lambda: len(shop.acknowledged) > 20)
-        old = leader_of(members)
-        assert old is not None
+        members, shop, old = await a_selling_group(cluster, per_second=100)
         others = [each for each in members if each is not old]
         stopping = cluster.watch(old.stop())
         await until(lambda: leader_of(others), 0.3)
@@ -300,12 +296,7 @@ def test_callers_of_a_producer_see_no_error_when_the_leader_changes(way: str, li
 
 def test_a_member_with_a_full_disk_does_not_stop_the_others() -> None:
     async def story(cluster: Cluster) -> None:
-        members = cluster.raft_group("broker-a", 3)
-        shop = Shop(cluster, per_second=100)
-        await cluster.start(cluster.name_server(), *members)
-        await cluster.start(shop.node)
-        await until(lambda: len(shop.acknowledged) > 20)
-        leader = leader_of(members)
+        members, shop, leader = await a_selling_group(cluster, per_second=100)
         full = next(each for each in members if each is not leader)
         full.disk.capacity_bytes = full.disk.usage(Path("/")).used_bytes
         sent = len(shop.acknowledged)
@@ -413,13 +404,7 @@ def test_a_leader_with_a_full_disk_hands_over() -> None:
     """P4: producers need not wait until a person has made room."""
 
     async def story(cluster: Cluster) -> None:
-        members = cluster.raft_group("broker-a", 3)
-        shop = Shop(cluster, per_second=100)
-        await cluster.start(cluster.name_server(), *members)
-        await cluster.start(shop.node)
-        await until(lambda: len(shop.acknowledged) > 20)
-        full = leader_of(members)
-        assert full is not None
+        members, shop, full = await a_selling_group(cluster, per_second=100)
         full.disk.capacity_bytes = full.disk.usage(Path("/")).used_bytes
         await until(lambda: leader_of(members) not in (None, full), 120.0)
         sent = len(shop.acknowledged)
@@ -438,13 +423,7 @@ def test_a_leader_whose_disk_fails_is_replaced(flush: str) -> None:
     """P4: a sync that fails ends its part in the group; it must not go on as a leader that takes nothing."""
 
     async def story(cluster: Cluster) -> None:
-        members = cluster.raft_group("broker-a", 3, flushDiskType=flush)
-        shop = Shop(cluster, per_second=100)
-        await cluster.start(cluster.name_server(), *members)
-        await cluster.start(shop.node)
-        await until(lambda: len(shop.acknowledged) > 20)
-        broken = leader_of(members)
-        assert broken is not None
+        members, shop, broken = await a_selling_group(cluster, per_second=100, flushDiskType=flush)
 
         def fail(kind: str, path: Path) -> None:
             if kind == "sync" and path.parent.name == "data":

@@ -7,11 +7,8 @@ of the audit log tells of it, and a member with the right keys is linked as if i
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import socket
 import struct
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -39,6 +36,7 @@ from ternmq.raft.messages import VoteRequest
 from ternmq.raft.wire import pack_frame, pack_message
 from ternmq.wire.auth import Credentials
 from tests.auth.accounts import BOSS, GUEST, acl_in
+from tests.net.crowd import crowding
 from tests.raft.test_follow_the_leader import led
 from tests.raft.test_links import FRAME_MAX, World, linked
 from tests.replication.world import LONG_S, until
@@ -266,39 +264,15 @@ async def test_a_greeting_that_never_ends_is_ended(
 
 async def test_ten_thousand_connections_keep_no_member_out(world: World, gate: Gate) -> None:
     """N1: no more than ``NEW_MAX`` are kept, each with less than one text."""
-    host, port = world.members[0].address.split(":")
     half = MAGIC + _length(TEXT_BYTES_MAX) + b"x" * (TEXT_BYTES_MAX - 1)
-    kept: deque[socket.socket] = deque(maxlen=4 * NEW_MAX)
-    loop = asyncio.get_running_loop()
     async with member(world, 0, gate) as one:
-        most = 0
-
-        async def crowd() -> None:
-            nonlocal most
-            for _ in range(10_000):
-                if len(kept) == kept.maxlen:
-                    kept.popleft().close()
-                stranger = socket.socket()
-                stranger.setblocking(False)
-                stranger.bind(("127.0.0.2", 0))
-                kept.append(stranger)
-                await loop.sock_connect(stranger, (host, int(port)))
-                # It may be closed for the next one already.
-                with contextlib.suppress(ConnectionError):
-                    await loop.sock_sendall(stranger, half)
-                most = max(most, len(one._new))
-
-        crowding = asyncio.create_task(crowd())
-        try:
+        place = world.members[0].address
+        async with crowding(place, half, kept_max=4 * NEW_MAX, waiting=lambda: len(one._new)) as crowd:
             await until(lambda: len(one._new) == NEW_MAX)
             async with member(world, 1, gate) as two:
                 await linked(one, two)
-                assert not crowding.done(), "the member came while the crowd was there"
-            await crowding
-        finally:
-            for stranger in kept:
-                stranger.close()
-        assert NEW_MAX == most
+                assert not crowd.is_done, "the member came while the crowd was there"
+        assert NEW_MAX == crowd.most
 
 
 async def test_a_group_of_brokers_works_on_and_its_term_is_not_that_of_a_stranger(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import signal
 from pathlib import Path
 
@@ -35,6 +36,40 @@ async def test_a_leader_that_was_stopped_comes_back_as_a_follower(tmp_path: Path
             await load.goes_on()
             processes.signal(old, signal.SIGCONT)
             await _follows(admin, old)
+            await load.goes_on()
+        await level(admin)
+        await asyncio.to_thread(processes.stop)
+        check(processes, load)
+
+
+async def test_a_group_that_lost_two_disks_is_cured_as_the_guide_says(tmp_path: Path) -> None:
+    """P1: none of the empty members votes. The operator copies the directory that is left."""
+    async with running(tmp_path) as processes, Admin(processes.name_servers) as admin:
+        load = Load(processes.name_servers)
+        kept = await filled(admin)
+        lost = [name for name in processes.members if name != kept]
+        async with load.running():
+            await load.goes_on()
+        await level(admin)
+        for name in processes.members:
+            await asyncio.to_thread(processes.kill, name)
+        for name in lost:
+            shutil.rmtree(tmp_path / name)
+        for name in processes.members:
+            await asyncio.to_thread(processes.restart, name)
+        async with asyncio.timeout(LONG_S):
+            while not all("gives no vote" in processes.members[name].errors for name in lost):
+                await asyncio.sleep(0.05)
+
+        for name in processes.members:
+            await asyncio.to_thread(processes.kill, name)
+        for name in lost:
+            shutil.rmtree(tmp_path / name)
+            shutil.copytree(tmp_path / kept, tmp_path / name)
+            (tmp_path / name / f"dledger-{kept}").rename(tmp_path / name / f"dledger-{name}")
+        for name in processes.members:
+            await asyncio.to_thread(processes.restart, name)
+        async with load.running():
             await load.goes_on()
         await level(admin)
         await asyncio.to_thread(processes.stop)

@@ -9,7 +9,7 @@ import pytest
 from ternmq.errors import InvalidParameter, NotMaster, ServiceNotAvailable
 from ternmq.raft.core import RaftCore
 from ternmq.raft.group import Members
-from ternmq.raft.leadership import RUNS_MAX
+from ternmq.raft.matching import RUNS_MAX
 from ternmq.raft.messages import NO_INDEX, Append, AppendReply, TransferNow, VoteReply
 from ternmq.raft.progress import Pace
 from ternmq.raft.ready import RaftRole, Ready

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from ternmq.errors import CorruptFile, DiskFull, NotRunning, RemoteProtocolError
-from ternmq.raft.log import BeginsElsewhere, RaftLog, RaftPaths
+from ternmq.raft.checked_entries import BeginsElsewhere
+from ternmq.raft.log import RaftLog, RaftPaths
 from ternmq.store.config import StoreConfig
 from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.store import MessageStore

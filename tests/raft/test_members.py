@@ -41,6 +41,21 @@ def test_members_change_while_everything_breaks(first: int) -> None:
     assert PORTION < sum(life.changes for life in lives if isinstance(life, MemberSimulation))
 
 
+def test_a_member_that_began_anew_votes_beside_one_that_lost_its_disk() -> None:
+    """Both were filling, and there was no leader any more."""
+    live(1101221, kind=MemberSimulation)
+
+
+def test_a_leader_with_a_slow_disk_is_filled_and_votes_after_a_restart() -> None:
+    """Without its vote the members that an unfinished change has left had no leader."""
+    live(2100702, kind=MemberSimulation)
+
+
+def test_a_new_group_whose_leader_dies_in_its_first_moments_elects_another() -> None:
+    """Members that were empty when it began had nothing to lose."""
+    live(2200137, kind=MemberSimulation)
+
+
 def test_a_second_change_waits_for_the_first() -> None:
     group = Group(members=Members(("n0", "n1", "n2")))
     leader = group.elect("n0")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ternmq.raft.core import RaftCore
-from ternmq.raft.leadership import last_up_to
+from ternmq.raft.matching import last_up_to
 from ternmq.raft.messages import AppendReply, HardState
 from tests.raft.group import append, config, core, reply
 from tests.raft.group import entries as entries_of

@@ -7,11 +7,8 @@ audit log tells of it, and a slave with the right keys follows as if it had neve
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import socket
 import struct
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -38,6 +35,7 @@ from ternmq.wire.auth import Credentials
 from ternmq.wire.header import Fields, Request
 from tests.auth.accounts import BOSS, GUEST, acl_in
 from tests.auth.certificates import Certificates
+from tests.net.crowd import crowding
 from tests.replication.world import LONG_S, Serving, following, place, serving, until
 
 #: In each record of the log.
@@ -231,40 +229,16 @@ async def test_ten_thousand_connections_keep_no_slave_on_another_machine_out(
     """N1: and no more than ``NEW_LINES_MAX`` are kept, each with less than a text of the handshake."""
     async with serving(tmp_path / "one", admission=guarded) as master:
         end = master.put(20, body=MARK)
-        host, port = master.address.split(":")
         half = pack_report(PROBE) + pack_header(PROBE, TEXT_BYTES_MAX) + b"x" * (TEXT_BYTES_MAX - 1)
-        #: Those that the program keeps; the others are closed at both ends.
-        kept: deque[socket.socket] = deque(maxlen=4 * NEW_LINES_MAX)
-        loop = asyncio.get_running_loop()
-        most = 0
-
-        async def crowd() -> None:
-            nonlocal most
-            for _ in range(10_000):
-                if len(kept) == kept.maxlen:
-                    kept.popleft().close()
-                one = socket.socket()
-                one.setblocking(False)
-                one.bind(("127.0.0.2", 0))
-                kept.append(one)
-                await loop.sock_connect(one, (host, int(port)))
-                # It may be closed for the next one already.
-                with contextlib.suppress(ConnectionError):
-                    await loop.sock_sendall(one, half)
-                most = max(most, len(master.master._new))
-
-        crowding = asyncio.create_task(crowd())
-        try:
+        async with crowding(
+            master.address, half, kept_max=4 * NEW_LINES_MAX, waiting=lambda: len(master.master._new)
+        ) as crowd:
             await until(lambda: len(master.master._new) == NEW_LINES_MAX)
+            assert max(line._decoder.kept_bytes for line in master.master._new) < TEXT_BYTES_MAX + 12
             async with following(tmp_path / "two", master.address, caller=MasterCaller(BOSS)) as slave:
                 await slave.reaches(end)
-                assert not crowding.done(), "the slave came while the crowd was there"
-            await crowding
-        finally:
-            for one in kept:
-                one.close()
-        assert NEW_LINES_MAX == most
-        assert max(line._decoder.kept_bytes for line in master.master._new) < TEXT_BYTES_MAX + 12
+                assert not crowd.is_done, "the slave came while the crowd was there"
+        assert NEW_LINES_MAX == crowd.most
 
 
 class _Failing:

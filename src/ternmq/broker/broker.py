@@ -36,6 +36,7 @@ from ternmq.broker.ports import listen_http, listen_vip
 from ternmq.broker.promotion import Promotion
 from ternmq.broker.raft_group import RaftGroup
 from ternmq.broker.raft_reads import RaftReads
+from ternmq.broker.raft_sends import RaftSends
 from ternmq.broker.registration import Identity, Registration
 from ternmq.broker.rejoin import correct_offsets, correct_tables, cut_store, standing
 from ternmq.broker.replicating import Deletions, Replicating, bind_port, copied_tables
@@ -420,6 +421,7 @@ class Broker:
             )
             polls.refusal = reads.refusal
             routes |= reads.routes(routes)
+            routes |= RaftSends().routes(routes)
             routes |= RaftHandlers(group, is_master=lambda: roles.is_master, monotonic=env.clock.monotonic).routes(
                 routes
             )

@@ -33,9 +33,10 @@ from ternmq.net.endpoint import Bound, bind, split_address
 from ternmq.net.gate import Gate
 from ternmq.net.tls import LiveTls
 from ternmq.raft.config import RaftConfig, parse_member
+from ternmq.raft.copies import CHUNK_BYTES, FillingSender
 from ternmq.raft.dledger_links import DledgerLinks
 from ternmq.raft.dledger_view import NodeView
-from ternmq.raft.filling import CHUNK_BYTES, Filling, FillingPlaces, FillingSender
+from ternmq.raft.filling import Filling, FillingPlaces
 from ternmq.raft.greeting import VERSION, Hello
 from ternmq.raft.links import Links
 from ternmq.raft.log import RaftLog, RaftPaths
@@ -256,7 +257,7 @@ class RaftGroup:
                 segment_bytes=self._store_config.mapped_file_size_commit_log,
             ),
             send=node.links.send,
-            may_begin=node.missing.may_begin_anew,
+            member=node.missing,
             on_ready=self._on_exchange,
             bytes_per_second=config.raft_catch_up_bytes_per_second,
             self_id=node.id,
@@ -512,7 +513,7 @@ class RaftGroup:
 
 
 class _Source:
-    """What this member has for another one that begins anew (``raft.filling.FillingSource``)."""
+    """What this member has for another one that begins anew (``raft.copies.FillingSource``)."""
 
     def __init__(self, commit_log: RaftLog, store: MessageStore) -> None:
         self._log = commit_log

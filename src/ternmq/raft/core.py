@@ -28,7 +28,8 @@ from typing import Final
 
 from ternmq.errors import InvalidParameter, NotMaster, RemoteProtocolError, ServiceNotAvailable
 from ternmq.raft.group import Members, RaftCoreConfig
-from ternmq.raft.leadership import FollowerStatus, Leadership, last_up_to
+from ternmq.raft.leadership import FollowerStatus, Leadership
+from ternmq.raft.matching import first_difference, last_candidate
 from ternmq.raft.messages import (
     NO_INDEX,
     NO_TERM,
@@ -289,6 +290,13 @@ class RaftCore:
         all that this log has behind the leader's beginning differs from the leader's, and may be dropped."""
         return self._leader not in (None, self._config.self_id) and self._matched < leader_first_index - 1
 
+    def meets(self, index: int, term: int) -> None:
+        """As follower: a member has deleted this entry, so it is committed, and was in the log of each later leader. If
+        this log has it, both are equal up to there. The leader may not know that: it asks no more once it takes this
+        member for one that ``lacks``."""
+        if self._leader not in (None, self._config.self_id) and term != NO_TERM and self._terms.term_of(index) == term:
+            self._matched = max(self._matched, index)
+
     def followers(self) -> list[FollowerStatus]:
         """As leader: how far each follower is."""
         return [] if self._leadership is None else self._leadership.status()
@@ -332,7 +340,7 @@ class RaftCore:
             return
         self._role, self._leader = RaftRole.LEADER, self._config.self_id
         self._votes = self._pre_votes = None
-        self._heir = None
+        self._heir = self._fill_goal = None
         self._leadership = Leadership(self._config, self._members, self._term, self._terms, now_ms, commit=self._commit)
         self._leadership.heartbeat(now_ms, ready)
 
@@ -441,7 +449,7 @@ class RaftCore:
             self._heard_sent_ms = append.sent_ms
             self._heir = append.heir
         self._leader_commit = max(self._leader_commit, append.commit)
-        if self._fill_goal is None and self._leader_commit >= 0:
+        if self._fill_goal is None:
             self._fill_goal = self._leader_commit
         self._wait_for_leader(now_ms)
         if self._is_equal_at(append.prev_index, append.prev_term):
@@ -482,24 +490,7 @@ class RaftCore:
             self._accept(append.sender, append.sent_ms, ready)
 
     def _first_difference(self, append: Append) -> int | None:
-        """The first entry of the message that is not in this log, or has another term; None if all are there.
-
-        Two logs that have an entry in common have all before it in common: so the equal ones come first.
-        """
-        if append.last_index <= self._commit:
-            return None
-        low, high = max(append.prev_index, self._commit), min(append.last_index, self._terms.last_index)
-        if high <= low:
-            return low + 1 if append.last_index > low else None
-        if self._terms.term_of(high) == append.term_of(high):
-            return high + 1 if append.last_index > high else None
-        while high - low > 1:  # equal at low, different at high
-            middle = (low + high) // 2
-            if self._terms.term_of(middle) == append.term_of(middle):
-                low = middle
-            else:
-                high = middle
-        return high
+        return first_difference(self._terms, append, self._commit)
 
     def _accept(self, leader: NodeId, sent_ms: int, ready: Ready) -> None:
         ready.messages.append(
@@ -515,14 +506,8 @@ class RaftCore:
         )
 
     def _refuse(self, append: Append, ready: Ready) -> None:
-        """The entry before those of the message is not in this log. Say where it may be equal to the leader's: at the
-        last entry whose term is not larger than the leader's there, and not before the commit index."""
-        index = min(append.prev_index - 1, self._terms.last_index)
-        if append.prev_term == NO_TERM:
-            index = self._commit
-        elif index > self._commit:
-            index = last_up_to(self._terms, index, append.prev_term)
-        index = max(index, self._commit)
+        """The entry before those of the message is not in this log. Say where it may be equal to the leader's."""
+        index = last_candidate(self._terms, append, self._commit)
         hint_term = self._terms.term_of(index) if index >= 0 else None
         ready.messages.append(
             AppendReply(
@@ -596,12 +581,27 @@ class RaftCore:
     def _is_filled(self) -> bool:
         """Whether this member has all that was committed before it began: all that this term's leader knew as committed
         when it was first heard, an entry of its own term included. What this member has of it would not do: the leader
-        may lead since long, and the first entries that come be of its term already."""
-        goal = self._commit if self._leadership is not None else self._fill_goal
-        if goal is None or self._leader is None or not self._stored >= goal >= 0:
+        may lead since long, and the first entries that come be of its term already. A leader (of a new group) has its
+        own first commit to reach: later ones may run ahead of a slow disk for ever."""
+        if self._leadership is not None and self._fill_goal is None and self._terms.term_of(self._commit) == self._term:
+            self._fill_goal = self._commit
+        goal = self._fill_goal
+        if goal is None or self._leader is None:
+            return False
+        if goal == NO_INDEX:
+            if self._had_nothing_to_lose():
+                return True
+            goal = self._fill_goal = self._leader_commit
+        if not self._stored >= goal >= 0:
             return False
         if self._terms.term_of(goal) == self._term:
             return True
         # The leader had committed nothing of its own yet.
         self._fill_goal = self._leader_commit if self._leader_commit > goal else None
         return False
+
+    def _had_nothing_to_lose(self) -> bool:
+        """Whether the group began in this term, and its leader had committed nothing when it was first heard. DLedger's
+        leaders do not always tell what they have committed."""
+        is_new = self._stored >= 0 and self._terms.term_of(0) == self._term
+        return is_new and self._lost == NO_INDEX and not self._config.is_mixed

@@ -18,22 +18,24 @@ single broker that the group began with. The log itself comes in appends, becaus
 on after a crash where it was, and makes data files that are equal byte for byte.
 
 Safety. A log is dropped only if the member's own core agrees that the leader cannot continue it (``RaftCore.lacks``):
-all that is committed of it was deleted by the leader, because it was old. Before anything is dropped, ``currterm`` says
-that the member is filling. So it does not vote until it has all again; term and vote stay.
+all that is committed of it was deleted by the leader, because it was old. From that decision on the member is silent,
+until it begins anew. So it has not answered for any entry that is dropped and counts, and votes as before: with the
+last entry that the leader has deleted as its own last one (Raft's paper, 7). A member that lost its disk has lost
+answers, too: it is filling, and does not vote until it has all again. So is one to which the leader cannot say the term
+of that entry. ``currterm`` says so before anything is dropped; term and vote stay.
 
 A crash: without ``fill.json`` what was copied is removed, and asked for anew. With it, files change places at the next
 start (``Plan.carry_out``, any number of times), before the store looks at them.
 
-Bounds: one chunk under way, ``raftCatchUpBytesPerSecond``; the sender keeps the small last files of derived parts in
-memory, for one member at a time.
+Bounds: one chunk under way, ``raftCatchUpBytesPerSecond``. What both sides say, and the leader's, is in
+``raft.copies``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final, Protocol
 from zlib import crc32
@@ -41,85 +43,39 @@ from zlib import crc32
 import msgspec
 
 from ternmq.errors import ConfigError, CorruptFile, RemoteProtocolError, StoreError, TernError
+from ternmq.raft.copies import (
+    ASK_KIND,
+    CHUNK_BYTES,
+    CONTENT,
+    CONTENT_BYTES_MAX,
+    FORGET_S,
+    OLD,
+    Ask,
+    Content,
+    FillingAnswer,
+    FillingSender,
+    Opened,
+    pack_answer,
+    pack_ask,
+    unpack_answer,
+    unpack_ask,
+)
 from ternmq.raft.log import RaftPaths
-from ternmq.raft.membership import Change, check_peers, save_change
+from ternmq.raft.membership import check_peers, save_change
 from ternmq.raft.term_file import CommitFile, TermFile
-from ternmq.raft.wire import pack_frame
 from ternmq.rare_log import RareLog
 from ternmq.store.disk.base import Disk
 from ternmq.store.disk.segment import NAME_DIGITS
 from ternmq.types import Buffer
 from ternmq.wire.layouts.raft_state import Saved, Vote
-from ternmq.wire.requests import Int64
 
 log = logging.getLogger(__name__)
 
-#: Kinds of frames, beside those of ``raft.wire``.
-ASK_KIND: Final = 7
-ANSWER_KIND: Final = 8
-#: Bytes of a file in one answer.
-CHUNK_BYTES: Final = 256 * 1024
-#: Files of one copy, and their bytes that the sender keeps in memory.
-FILES_MAX: Final = 100_000
-KEPT_BYTES_MAX: Final = 64 << 20
 #: How long an answer may take before the question is asked again, and how often that is done.
 ANSWER_S: Final = 5.0
 _TRIES: Final = 6
 #: How long a member waits after a copy that failed.
 _PAUSE_S: Final = 2.0
-#: How long the sender keeps what it told of its files; longer than a member asks again.
-_FORGET_S: Final = 120.0
-_LENGTH: Final = struct.Struct(">I")
-_OLD: Final = "old"
-#: The description of a copy is a file of it.
-_CONTENT: Final = "content"
-CONTENT_BYTES_MAX: Final = 32 << 20
-
-
-class Ask(msgspec.Struct, frozen=True, rename="camel"):
-    """``name`` is empty: what is there? Else: a part of that file of the snapshot ``copy``."""
-
-    number: Int64
-    copy: Int64 = 0
-    name: str = ""
-    at: Int64 = 0
-
-
-class Opened(msgspec.Struct, frozen=True, rename="camel"):
-    """There is a snapshot, whose description (``Content``) is a file of this length."""
-
-    copy: Int64
-    content_bytes: Int64
-
-
-class CopiedFile(msgspec.Struct, frozen=True, rename="camel"):
-    """``name``: of a derived part, below the store's directory; of the old log ``old/00000000000000000000``."""
-
-    name: str
-    length_bytes: Int64
-
-
-class Content(msgspec.Struct, frozen=True, rename="camel"):
-    """What a member that begins anew needs to know."""
-
-    #: Where the leader's log begins: its first entry, where that lies, and the term of the one before (-1: unknown).
-    first_index: Int64
-    position: Int64
-    prev_term: Int64
-    segment_bytes: Int64
-    files: tuple[CopiedFile, ...] = ()
-    #: Topic → log offset of its deletion.
-    deletions: dict[str, Int64] = {}
-    #: The entry that names the members, if it is before the first one.
-    members: Change | None = None
-
-
-class FillingAnswer(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """Bytes of a file, or of the content, follow behind it. ``reason``: why there is none; the copy begins anew."""
-
-    number: Int64
-    crc: Int64 = 0
-    reason: str = ""
 
 
 class Plan(msgspec.Struct, frozen=True, rename="camel"):
@@ -127,137 +83,14 @@ class Plan(msgspec.Struct, frozen=True, rename="camel"):
 
     content: Content
     is_placed: bool = False
+    #: Whether it has answered for nothing that it drops and that counts.
+    keeps_vote: bool = False
 
 
 _encode: Final = msgspec.json.Encoder().encode
-_asks: Final = msgspec.json.Decoder(Ask)
-_answers: Final = msgspec.json.Decoder(FillingAnswer)
 _openings: Final = msgspec.json.Decoder(Opened)
 _contents: Final = msgspec.json.Decoder(Content)
 _plans: Final = msgspec.json.Decoder(Plan)
-
-
-def pack_ask(ask: Ask) -> list[Buffer]:
-    return pack_frame(ASK_KIND, _encode(ask))
-
-
-def pack_answer(answer: FillingAnswer, data: bytes = b"") -> list[Buffer]:
-    text = _encode(answer)
-    return pack_frame(ANSWER_KIND, _LENGTH.pack(len(text)) + text, [data], len(data))
-
-
-def unpack_ask(body: bytes) -> Ask:
-    """Raises ``RemoteProtocolError``."""
-    try:
-        return _asks.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise RemoteProtocolError(f"a question for files is not valid: {error}") from None
-
-
-def unpack_answer(body: bytes) -> tuple[FillingAnswer, bytes]:
-    """Raises ``RemoteProtocolError``."""
-    try:
-        (size,) = _LENGTH.unpack_from(body)
-        if size > len(body) - _LENGTH.size:
-            raise RemoteProtocolError("an answer with bytes of a file is cut short")
-        answer = _answers.decode(body[_LENGTH.size : _LENGTH.size + size])
-    except (struct.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise RemoteProtocolError(f"an answer with bytes of a file is not valid: {error}") from None
-    return answer, body[_LENGTH.size + size :]
-
-
-class FillingSource(Protocol):
-    """What a leader has for a member that begins anew."""
-
-    def begin(self) -> tuple[int, int, int]:
-        """The first entry of the log, its position, and the term of the entry before it (-1: unknown)."""
-
-    def old_segments(self) -> Sequence[Path]:
-        """The files of the old log in front of the entries."""
-
-    def part_files(self) -> Sequence[Sequence[Path]]:
-        """The files of each derived part, of which the last makes the others count."""
-
-    def deletions(self) -> Mapping[str, int]: ...
-
-    def members(self, index: int) -> Change | None:
-        """The newest entry up to ``index`` that names the members."""
-
-
-class FillingSender:
-    """The leader's side. ``answer`` belongs to the loop, one call at a time."""
-
-    def __init__(self, disk: Disk, root: Path, source: FillingSource, *, segment_bytes: int) -> None:
-        self._disk = disk
-        self._root = root
-        self._source = source
-        self._segment_bytes = segment_bytes
-        self._copy = 0
-        #: Of the newest snapshot: path and length of each file, or its bytes.
-        self._files: dict[str, tuple[Path, int] | bytes] = {}
-
-    async def answer(self, ask: Ask) -> tuple[FillingAnswer, bytes]:
-        try:
-            if not ask.name:
-                content = _encode(await self._snapshot())
-                self._files[_CONTENT] = content
-                data = _encode(Opened(self._copy, len(content)))
-            elif ask.copy != self._copy or (file := self._files.get(ask.name)) is None:
-                return FillingAnswer(ask.number, reason="the files have changed; begin anew"), b""
-            elif isinstance(file, bytes):
-                data = file[ask.at : ask.at + CHUNK_BYTES]
-            else:
-                path, length_bytes = file
-                wanted = max(min(CHUNK_BYTES, length_bytes - ask.at), 0)
-                data = await asyncio.to_thread(self._disk.read_at, path, max(ask.at, 0), wanted)
-                if len(data) < wanted:
-                    return FillingAnswer(ask.number, reason=f"{ask.name} was deleted; begin anew"), b""
-        except StoreError as error:
-            return FillingAnswer(ask.number, reason=str(error)), b""
-        return FillingAnswer(ask.number, crc32(data)), data
-
-    def forget(self) -> None:
-        """No member copies any more."""
-        self._files = {}
-
-    async def _snapshot(self) -> Content:
-        source, disk = self._source, self._disk
-        # First of all: what derived parts have reaches at least to where the log begins.
-        first_index, position, prev_term = source.begin()
-        deletions = dict(source.deletions())
-        files: dict[str, tuple[Path, int] | bytes] = {}
-        kept_bytes = 0
-        for paths in source.part_files():
-            if not paths:
-                continue
-            *others, last = paths
-            # What it counts is in the others, which only grow.
-            counts = await asyncio.to_thread(disk.read, last)
-            if counts is None:
-                continue
-            kept_bytes += len(counts)
-            lengths = {path.parent: {each.name: each.length_bytes for each in disk.list(path.parent)} for path in paths}
-            for path in others:
-                files[self._name(path)] = path, lengths[path.parent].get(path.name, 0)
-            files[self._name(last)] = counts
-        for path in source.old_segments():
-            files[f"{_OLD}/{path.name}"] = path, self._segment_bytes
-        if kept_bytes > KEPT_BYTES_MAX or len(files) > FILES_MAX:
-            raise StoreError(f"there are {len(files)} files of delayed messages, too many for one copy")
-        self._copy += 1
-        self._files = files
-        return Content(
-            first_index,
-            position,
-            prev_term,
-            self._segment_bytes,
-            tuple(CopiedFile(name, len(f) if isinstance(f, bytes) else f[1]) for name, f in files.items()),
-            deletions,
-            source.members(first_index - 1),
-        )
-
-    def _name(self, path: Path) -> str:
-        return path.relative_to(self._root).as_posix()
 
 
 class FillingPlaces:
@@ -291,7 +124,7 @@ class FillingPlaces:
     def target(self, name: str) -> Path:
         """Where a copied file belongs. Raises ``RemoteProtocolError`` for a name that has no place here."""
         pure = PurePosixPath(name)
-        if pure.parent == PurePosixPath(_OLD):
+        if pure.parent == PurePosixPath(OLD):
             if pure.name.isascii() and pure.name.isdigit() and len(pure.name) == NAME_DIGITS and self._paths.old:
                 return self._paths.old[0] / pure.name
         elif not pure.is_absolute() and ".." not in pure.parts and (self._root / pure).parent in self._parts:
@@ -300,7 +133,7 @@ class FillingPlaces:
 
     def check(self, content: Content) -> None:
         """Raises ``RemoteProtocolError`` for what cannot be the content of a leader of this group."""
-        old = [each for each in content.files if each.name.startswith(f"{_OLD}/")]
+        old = [each for each in content.files if each.name.startswith(f"{OLD}/")]
         names = [each.name for each in content.files]
         if (
             content.segment_bytes != self._segment_bytes
@@ -333,7 +166,7 @@ class FillingPlaces:
         finally:
             file.close()
 
-    def finish(self, content: Content) -> None:
+    def finish(self, content: Content, *, keeps_vote: bool) -> None:
         """All files have come: from now on a start exchanges them. Raises ``StoreError``."""
         disk = self._disk
         for each in content.files:
@@ -343,7 +176,12 @@ class FillingPlaces:
             disk.sync_file(path)
         for directory in {self._staged(each.name).parent for each in content.files} | {self.staging, self._paths.home}:
             disk.sync_names(directory)
-        self._save(Plan(content))
+        self._save(Plan(content, keeps_vote=keeps_vote))
+
+    def give_up(self) -> None:
+        """What ``finish`` began does not count. Raises ``StoreError``."""
+        self._disk.remove(self._note)
+        self._disk.sync_names(self._note.parent)
 
     def carry_out(self) -> None:
         """Before the store is opened: exchange files, if that was decided and is not done. Raises ``StoreError``."""
@@ -356,7 +194,7 @@ class FillingPlaces:
         terms = TermFile(disk, paths.home / "currterm")
         vote = terms.load()
         # First: a member without its log must not vote as if it had one.
-        terms.save(Vote(vote.term, vote.voted_for, is_filling=True))
+        terms.save(Vote(vote.term, vote.voted_for, is_filling=vote.is_filling or not plan.keeps_vote))
         log.warning(
             "the log of this member is replaced: it begins with entry %d at log offset %d, as that of its leader",
             content.first_index,
@@ -391,12 +229,12 @@ class FillingPlaces:
         for each in content.files:
             if each.name in staged:
                 disk.move(self._staged(each.name), self.target(each.name))
-        if content.position and not any(each.name.startswith(f"{_OLD}/") for each in content.files):
+        if content.position and not any(each.name.startswith(f"{OLD}/") for each in content.files):
             before = content.first_index - 1
             begin = (content.first_index, content.position, content.prev_term)
             save_change(disk, paths.home / "members", content.members)
             CommitFile(disk, paths.home / "checkpoint").save(Saved(before, before, *begin))
-        self._save(Plan(content, is_placed=True))
+        self._save(msgspec.structs.replace(plan, is_placed=True))
         disk.remove(self.staging)
 
     def done(self) -> None:
@@ -419,6 +257,20 @@ class FillingPlaces:
         self._disk.replace(self._note, _encode(plan))
 
 
+class FillingMember(Protocol):
+    """What is needed of the member that is filled (``raft.missing.Missing``)."""
+
+    def may_begin_anew(self, leader: str, content: Content, /) -> bool:
+        """Whether it follows ``leader``, and its log, which is to be replaced, cannot be continued."""
+
+    def fall_silent(self, content: Content, /) -> bool:
+        """Take and answer nothing from now on: the log of this member is given up. Returns whether it keeps its
+        vote."""
+
+    def go_on(self) -> None:
+        """The log is not given up."""
+
+
 class _Failed(TernError):
     """This copy does not work out; another one may."""
 
@@ -426,7 +278,7 @@ class _Failed(TernError):
 class Filling:
     """Both sides for one member. Belongs to the loop; ``ask_for`` may be called again and again.
 
-    ``may_begin`` asks the member's core, at the last moment, whether its log is to be dropped.
+    ``member`` is asked at the last moment whether its log is to be dropped.
     ``on_ready``: the broker is to close, call ``FillingPlaces.carry_out``, and open again.
     """
 
@@ -436,7 +288,7 @@ class Filling:
         sender: FillingSender,
         *,
         send: Callable[[str, list[Buffer]], object],
-        may_begin: Callable[[str, Content], bool],
+        member: FillingMember,
         on_ready: Callable[[], None],
         bytes_per_second: int = 0,
         self_id: str = "",
@@ -444,7 +296,7 @@ class Filling:
         self._places = places
         self._sender = sender
         self._send = send
-        self._may_begin = may_begin
+        self._member = member
         self._on_ready = on_ready
         self._bytes_per_second = bytes_per_second
         self._id = self_id
@@ -486,12 +338,12 @@ class Filling:
         """Answer other members, one at a time; ends by being cancelled."""
         while True:
             try:
-                async with asyncio.timeout(_FORGET_S):
+                async with asyncio.timeout(FORGET_S):
                     to, ask = await self._asked.get()
             except TimeoutError:
                 self._sender.forget()
                 continue
-            answer, data = await self._sender.answer(ask)
+            answer, data = await self._sender.answer(ask, to)
             self._send(to, pack_answer(answer, data))
 
     async def run(self) -> None:
@@ -514,7 +366,7 @@ class Filling:
         places = self._places
         copy, content = await self._content(leader)
         places.check(content)
-        if not self._may_begin(leader, content):
+        if not self._member.may_begin_anew(leader, content):
             return False
         total_bytes = sum(each.length_bytes for each in content.files)
         log.warning(
@@ -539,9 +391,16 @@ class Filling:
                 done_bytes += len(data)
                 if self._bytes_per_second:
                     await asyncio.sleep(len(data) / self._bytes_per_second)
-        if not self._may_begin(leader, content):
+        if not self._member.may_begin_anew(leader, content):
             return False
-        await asyncio.to_thread(places.finish, content)
+        keeps_vote = self._member.fall_silent(content)
+        try:
+            await asyncio.to_thread(places.finish, content, keeps_vote=keeps_vote)
+        except StoreError:
+            # The plan may be there all the same. If it cannot be removed, this member stays silent until it is started.
+            await asyncio.to_thread(places.give_up)
+            self._member.go_on()
+            raise
         self.progress = "beginning anew"
         return True
 
@@ -552,7 +411,7 @@ class Filling:
                 raise RemoteProtocolError(f"{leader} describes its files in {opened.content_bytes} bytes")
             data = bytearray()
             while (rest_bytes := opened.content_bytes - len(data)) > 0:
-                data += await self._chunk(leader, Ask(0, opened.copy, _CONTENT, len(data)), rest_bytes)
+                data += await self._chunk(leader, Ask(0, opened.copy, CONTENT, len(data)), rest_bytes)
             return opened.copy, _contents.decode(data)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise RemoteProtocolError(f"{leader} sent a description of its files that is not valid: {error}") from None

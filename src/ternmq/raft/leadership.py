@@ -20,13 +20,11 @@ from typing import Final
 
 from ternmq.errors import InvalidParameter, ServiceNotAvailable
 from ternmq.raft.group import Members, RaftCoreConfig
+from ternmq.raft.matching import RUNS_MAX, last_up_to, runs
 from ternmq.raft.messages import NO_INDEX, NO_TERM, Append, AppendReply, NodeId, TransferNow
 from ternmq.raft.progress import Pace, Progress
 from ternmq.raft.ready import EntryTerms, Ready
 
-#: Runs of entries of one term in an append: so many elections without a message between them are rare, and the frame
-#: has room for them (``raft.wire.FRAME_EXTRA_BYTES``).
-RUNS_MAX: Final = 1_024
 #: After a failed attempt to hand over to a preferred leader, the next one waits for this many checks: senders are
 #: refused while it lasts.
 _CHECKS_AFTER_FAILURE: Final = 10
@@ -403,41 +401,3 @@ class Leadership:
 
     def _is_live(self, progress: Progress, now_ms: int) -> bool:
         return progress.heard_ms is not None and now_ms - progress.heard_ms < self._config.election_min_ms
-
-
-def last_up_to(terms: EntryTerms, index: int, term: int) -> int:
-    """The last entry, up to ``index``, whose term is not larger than this; or whose term is not known, because it was
-    deleted. Terms never decrease along a log, so a long one costs no more than a few lookups: a member that is far
-    behind, or lies, must not stop another one."""
-    low, high = terms.first_index - 2, index
-    if high <= low or (found := terms.term_of(high)) is None or found <= term:
-        return high
-    while high - low > 1:  # low is wanted, high is of a larger term
-        middle = (low + high) // 2
-        if (found := terms.term_of(middle)) is None or found <= term:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def runs(terms: EntryTerms, first: int, last: int) -> tuple[tuple[int, int], ...]:
-    """(index, term) of the first entry and of each whose term differs from the one before, one more than ``RUNS_MAX``
-    at most. Terms never decrease along a log, so that entries between two of one term are of that term."""
-    found: list[tuple[int, int]] = []
-    end_term = terms.term_of(last) if first <= last else None
-    while first <= last:
-        term = terms.term_of(first)
-        assert term is not None, f"entry {first} is not in the log"
-        found.append((first, term))
-        if term == end_term or len(found) > RUNS_MAX:
-            break
-        low, high = first, last  # term_of(low) == term < term_of(high)
-        while high - low > 1:
-            middle = (low + high) // 2
-            if terms.term_of(middle) == term:
-                low = middle
-            else:
-                high = middle
-        first = high
-    return tuple(found)

@@ -33,11 +33,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
-from ternmq.errors import DiskFull, RemoteProtocolError, StoreError, TernError
+from ternmq.errors import DiskFull, StoreError, TernError
 from ternmq.kernels import HAS_NATIVE, native
+from ternmq.raft.checked_entries import CheckedEntries, check_entries
 from ternmq.raft.group import Members
 from ternmq.raft.index_files import EntryIndex
-from ternmq.raft.membership import MEMBERS_FLAG, Change, Membership, peers_in
+from ternmq.raft.membership import Change, Membership, peers_in
 from ternmq.raft.places import EntryStretch, Places
 from ternmq.raft.term_file import CommitFile
 from ternmq.store.config import StoreConfig
@@ -56,7 +57,7 @@ from ternmq.wire.layouts.raft_entry import (
 )
 from ternmq.wire.layouts.raft_state import Saved
 from ternmq.wire.layouts.segment_form import RAFT_FORM
-from ternmq.wire.record import BLANK_BYTES, MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN, peek_head, unpack_log_place
+from ternmq.wire.record import peek_head
 
 log = logging.getLogger(__name__)
 
@@ -84,10 +85,6 @@ class RaftPaths:
         return LogPaths(self.data, self.old)
 
 
-#: A header, and the smallest record.
-_ENTRY_BYTES_MIN: Final = ENTRY_HEADER_BYTES + RECORD_BYTES_MIN
-
-
 class Arrived(NamedTuple):
     """Entries of another node that were checked."""
 
@@ -97,10 +94,6 @@ class Arrived(NamedTuple):
     #: Position of the first entry, and behind the last one.
     position: int
     end: int
-
-
-class BeginsElsewhere(RemoteProtocolError):
-    """The group has an old log in front of its entries, and this member has not, or another one."""
 
 
 class RaftLog:
@@ -133,9 +126,7 @@ class RaftLog:
         #: The last entry that recovery has seen.
         self._seen: EntryPlace | None = None
         #: What ``check_append`` was last asked, and what it found.
-        self._checked: tuple[Buffer, list[EntryStretch]] | None = None
-        #: Records among these that may name the members.
-        self._named: list[tuple[EntryPlace, bytes]] = []
+        self._checked: CheckedEntries | None = None
         self._is_open = False
         #: Term that the next sealed entries get. The node sets it when it becomes leader.
         self.term = 0
@@ -259,73 +250,21 @@ class RaftLog:
     def check_append(self, data: Buffer) -> Arrived:
         """Check whole entries that are to be appended behind ``last_index``: headers, consecutive indexes, terms that
         do not decrease, positions that follow ours, CRCs. Raises ``RemoteProtocolError`` and changes nothing."""
-        stretches = self._check(data)
+        stretches = self._check(data).stretches
         first, last = stretches[0].first, stretches[-1].last
         return Arrived(first.index, last.index, last.term, first.position, last.end)
 
-    def _check(self, data: Buffer) -> list[EntryStretch]:
-        if self._checked is not None and self._checked[0] is data:
-            return self._checked[1]
-        found: list[EntryStretch] = []
-        named: list[tuple[EntryPlace, bytes]] = []
-        at, length_bytes, end, file_bytes = 0, len(data), self.end, self.segment_bytes
-        index, term = self._places.next_index, self.last_term
-        while at < length_bytes:
-            if HAS_NATIVE:
-                # What it leaves is looked at below, one entry; then it goes on.
-                at, units = native.check_entries(
-                    data,
-                    at,
-                    index=index,
-                    term=term,
-                    position=end,
-                    file_bytes=file_bytes,
-                    members_flag=MEMBERS_FLAG,
-                )
-                if units:
-                    found.append(stretch := EntryStretch(units))
-                    end, index = stretch.last.end, stretch.last.index + 1
-                    continue
-            place = unpack_entry_header(data, at) if at + ENTRY_HEADER_BYTES <= length_bytes else None
-            if place is None or at + place.size > length_bytes:
-                raise RemoteProtocolError(f"entry {index} of another member is cut short or has a damaged header")
-            rest = -end % file_bytes
-            # Where there is no room for it and a blank, it goes to the next data file.
-            wanted = end if not rest or place.size + BLANK_BYTES <= rest else end + rest
-            if place.index != index or place.position != wanted or place.term < term:
-                raise self._does_not_follow(place, index, term, wanted)
-            record_at = at + ENTRY_HEADER_BYTES
-            at += place.size
-            size, magic, flag, log_offset = (
-                unpack_log_place(data, record_at) if place.size > _ENTRY_BYTES_MIN else (0, 0, 0, 0)
+    def _check(self, data: Buffer) -> CheckedEntries:
+        checked = self._checked
+        if checked is None or checked.data is not data:
+            checked = self._checked = check_entries(
+                data,
+                index=self._places.next_index,
+                term=self.last_term,
+                end=self.end,
+                file_bytes=self.segment_bytes,
             )
-            if (
-                record_at + size != at
-                or log_offset != wanted + ENTRY_HEADER_BYTES
-                or (magic != MAGIC_V1 and magic != MAGIC_V2)
-                or not is_record_whole(data, at - place.size)
-            ):
-                raise RemoteProtocolError(f"entry {index} of another member does not hold a whole record")
-            if flag == MEMBERS_FLAG:
-                named.append((place, bytes(memoryview(data)[record_at:at])))
-            found.append(EntryStretch(pack_index_unit(place)))
-            end, index, term = wanted + place.size, index + 1, place.term
-        if not found:
-            raise RemoteProtocolError("an append of another member has no entries")
-        self._checked = (data, found)
-        self._named = named
-        return found
-
-    def _does_not_follow(self, place: EntryPlace, index: int, term: int, wanted: int) -> RemoteProtocolError:
-        if place.index == index == 0 and place.position != wanted:
-            return BeginsElsewhere(
-                f"the entries of this group begin at log offset {place.position}, behind the messages that its first "
-                f"member had as a single broker; this log ends at {wanted}"
-            )
-        return RemoteProtocolError(
-            f"entry {place.index} of term {place.term} at {place.position} does not follow here: expected entry "
-            f"{index} of term {term} or later at {wanted}"
-        )
+        return checked
 
     @property
     def entries_begin(self) -> tuple[int, int, int]:
@@ -342,11 +281,11 @@ class RaftLog:
 
         A blank is written where an entry begins a new file. On a full disk some of them may be appended.
         """
-        stretches = self._check(data)
+        _, stretches, named = self._check(data)
         self._checked = None
         assert log_offset == stretches[0].first.position, "entries know where they belong"
         self._write_late()
-        for place, record in self._named:
+        for place, record in named:
             if (peers := peers_in(record)) is not None:
                 # First: an entry that is not in the file would be missed by the next start.
                 self.membership.add(Change(place.index, place.term, peers), committed=self.committed)

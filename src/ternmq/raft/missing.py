@@ -10,8 +10,8 @@ import logging
 from typing import Final, Protocol
 
 from ternmq.raft.config import RaftConfig
+from ternmq.raft.copies import Content
 from ternmq.raft.core import RaftCore
-from ternmq.raft.filling import Content
 from ternmq.raft.links import Links
 from ternmq.raft.log import RaftLog
 from ternmq.raft.messages import Append, NodeId, RaftMessage
@@ -47,6 +47,12 @@ class LackingMember(Protocol):
     @property
     def trouble(self) -> str:
         """Why it takes no part any more; empty while it does."""
+
+    def hold(self) -> None:
+        """Take and answer nothing."""
+
+    def release(self) -> None:
+        """Take and answer again."""
 
 
 class FillingFiles(Protocol):
@@ -127,7 +133,20 @@ class Missing:
         if node.log.last_index < 0:
             # There is nothing to lose, unless it was a single broker.
             return not node.log.old_segments() and content.position != node.log.end
+        node.core.meets(content.first_index - 1, content.prev_term)
         return node.core.leader == leader and node.core.lacks(content.first_index)
+
+    def fall_silent(self, content: Content) -> bool:
+        """The log of this member is given up for one that begins with ``content``. Returns whether it keeps its vote:
+        whether all that it has ever answered for, and that counts, is among what ``content`` says that is deleted."""
+        node = self._node
+        node.hold()
+        # RocketMQ brokers count entries of old terms: what they have deleted says less.
+        return content.prev_term >= 0 and not node.core.is_filling and not node.config.is_mixed
+
+    def go_on(self) -> None:
+        """The log is not given up."""
+        self._node.release()
 
     def told_gone(self, sender: NodeId, gone: EntriesGone) -> None:
         """The leader has deleted what this member needs next."""

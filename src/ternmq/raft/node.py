@@ -14,9 +14,10 @@ not wait.
 
 An entry counts for this member when it is in its page cache; under SYNC_FLUSH when it is on its disk.
 
-The parts: ``raft.inbox`` bounds what waits, ``raft.entries`` moves entries into the log and out of it,
-``raft.term_start`` folds and begins a term, ``raft.missing`` knows what no entry can bring, ``raft.member_changes`` who
-the members are. What stays here is the order in which they are done.
+The parts: ``raft.inbox`` bounds what waits for this member, ``raft.backlog`` what waits for a majority;
+``raft.entries`` moves entries into the log and out of it, ``raft.term_start`` folds and begins a term, ``raft.missing``
+knows what no entry can bring, ``raft.member_changes`` who the members are. What stays here is the order in which they
+are done.
 
 A disk that fails for good ends the member's part: it falls silent, and the others elect another leader. A full disk
 does not: entries that it has no room for are dropped, and the leader sends them again.
@@ -38,17 +39,18 @@ from ternmq.errors import (
     NotMaster,
     RemoteProtocolError,
     StoreError,
-    SystemBusy,
     TernError,
 )
 from ternmq.net.endpoint import Bound
+from ternmq.raft.backlog import Backlog
+from ternmq.raft.checked_entries import BeginsElsewhere
 from ternmq.raft.config import RaftConfig
+from ternmq.raft.copies import ANSWER_KIND, ASK_KIND
 from ternmq.raft.core import RaftCore
 from ternmq.raft.entries import Entries
-from ternmq.raft.filling import ANSWER_KIND, ASK_KIND
 from ternmq.raft.inbox import Inbox
 from ternmq.raft.links import Links
-from ternmq.raft.log import BeginsElsewhere, RaftLog
+from ternmq.raft.log import RaftLog
 from ternmq.raft.member_changes import MemberChanges
 from ternmq.raft.messages import Append, HardState, NodeId, RaftMessage, VoteReply
 from ternmq.raft.missing import Missing
@@ -59,21 +61,13 @@ from ternmq.raft.term_start import TermStart
 from ternmq.raft.waiters import Waiters
 from ternmq.raft.wire import EntriesGone, pack_gone, pack_message, unpack_message
 from ternmq.rare_log import RareLog
-from ternmq.store.durable.safety import Level
-from ternmq.store.durable.watermark import Watermark
 from ternmq.store.store import MessageStore
 from ternmq.tasks import Tasks
 from ternmq.wire.bodies.raft import RaftStatus
-from ternmq.wire.codes import ResponseCode
 from ternmq.wire.layouts.raft_state import Vote
 
 log = logging.getLogger(__name__)
 
-#: Records that may wait for a majority before messages are refused. Far fewer than a store can hold: a new leader has
-#: to write its first record behind all that its predecessor left.
-PENDING_MAX: Final = 20_000
-#: And bytes of them: more than a network of 1 Gbit/s takes in the time that a sender waits.
-PENDING_BYTES_MAX: Final = 256 << 20
 #: Bytes of messages that are handled in one turn of the loop.
 _TURN_BYTES: Final = 4 << 20
 #: How often the commit index is saved, which is only a hint for the next start, and the disk is looked at.
@@ -131,27 +125,21 @@ class RaftNode:
         saved = term_file.load(has_entries=commit_log.last_index >= 0)
         #: Term and vote as they are on the disk.
         self._hard_state = HardState(*saved)
-        #: The last entry that is where it counts, and the last that the store has confirmed. Only confirmed records are
-        #: dispatched, so the store may know more than the saved commit index.
+        #: The last entry that is where it counts.
         self._stored = commit_log.index_at(store.flushed.value) if is_sync else commit_log.last_index
-        self.confirmed = max(commit_log.committed, commit_log.index_at(store.dispatched))
+        # Only confirmed records are dispatched, so the store may know more than the saved commit index.
+        confirmed = max(commit_log.committed, commit_log.index_at(store.dispatched))
+        #: What senders wait for, and are refused by when too many do.
+        self.backlog: Final = Backlog(self.id, commit_log, lambda: self.core, confirmed, config.raft_commit_timeout)
         #: Who the members are, what no entry can bring, and how a term begins.
         self.members: Final = MemberChanges(self, env, store_host)
         self.missing: Final = Missing(self, self._logs)
         self._start: Final = TermStart(self, env, store_host, self._logs)
         self._entries: Final = Entries(store, commit_log)
-        self.core = self._new_core()
+        self.core: RaftCore = self._new_core()
         #: Position up to which a majority has the log. Senders wait for it.
-        self.committed = Watermark(commit_log.end_of(self.confirmed) or 0)
-        self.level: Final = Level(
-            self.committed,
-            config.raft_commit_timeout,
-            ResponseCode.SYSTEM_ERROR,
-            is_required=True,
-            check_write=self._check_write,
-            room=self._room,
-        )
-        store.safety.add(self.level)
+        self.committed: Final = self.backlog.committed
+        store.safety.add(self.backlog.level)
         store.confirm(self.committed.value)
         self.links = links(self)
         self._inbox: Final = Inbox(self.links.hold, self.links.go_on)
@@ -160,6 +148,8 @@ class RaftNode:
         self.is_busy = False
         self._awaits_flush = False
         self._is_closed = False
+        #: Its log is given up: it takes and answers nothing until it begins anew.
+        self._is_held = False
         self._timer: asyncio.TimerHandle | None = None
         #: The last entry that the core knows of as the leader's own.
         self._announced = commit_log.last_index
@@ -216,6 +206,11 @@ class RaftNode:
     @property
     def is_leader(self) -> bool:
         return self.core.role is RaftRole.LEADER and not self.trouble
+
+    @property
+    def confirmed(self) -> int:
+        """The last entry that the store has confirmed."""
+        return self.backlog.confirmed
 
     def has_lease(self) -> bool:
         """Whether no other member can be leader at this moment. In a group with RocketMQ brokers none can promise
@@ -307,27 +302,6 @@ class RaftNode:
             # In the next turn: one message for all that is appended in this one.
             self._loop.call_soon(self._turn)
 
-    def _room(self) -> int:
-        """How many messages can be taken now, as far as it depends on a majority."""
-        if self._pending_bytes > PENDING_BYTES_MAX:
-            return 0
-        return PENDING_MAX + 1 - (self.log.last_index - self.confirmed)
-
-    @property
-    def _pending_bytes(self) -> int:
-        return self.log.end - self.committed.value
-
-    def _check_write(self) -> None:
-        if self.core.heir is not None:
-            raise NotMaster(f"{self.id} hands the leadership over to {self.core.heir}; send again")
-        waiting = self.log.last_index - self.confirmed
-        waiting_bytes = self._pending_bytes
-        if waiting > PENDING_MAX or waiting_bytes > PENDING_BYTES_MAX:
-            raise SystemBusy(
-                f"[PC_SYNCHRONIZED]broker busy, start flow control for a while: {waiting} messages with "
-                f"{waiting_bytes} bytes wait for a majority of the group"
-            )
-
     def _new_core(self) -> RaftCore:
         # What is synced is lost by damage only. Then this member must not vote before it has it again: its vote could
         # make a leader without it. A member without others has none to get it from.
@@ -366,7 +340,7 @@ class RaftNode:
         if self._unleased and self.has_lease():
             self._unleased.answer(None)
         self._unturned.answer(None)
-        if self.is_open and not self.is_busy:
+        if self._may_act:
             self._set_timer()
 
     def _handle_all(self) -> None:
@@ -374,7 +348,7 @@ class RaftNode:
             # The log takes nothing any more: a leader would refuse all senders, and keep its role by heartbeats.
             self.fail(self.store.failure)
         taken_bytes = 0
-        while self.is_open and not self.is_busy:
+        while self._may_act:
             now_ms = self.now_ms()
             if self.core.deadline_ms <= now_ms:
                 self._carry_out(self.core.tick(now_ms))
@@ -392,7 +366,7 @@ class RaftNode:
             else:
                 break
         self._inbox.ease()
-        if self._inbox and not self.is_busy and not self.trouble:
+        if self._inbox and self._may_act:
             self.wake()
 
     def _step(self, message: RaftMessage, now_ms: int) -> None:
@@ -437,9 +411,22 @@ class RaftNode:
 
     def do_now(self, call: Callable[[int], Ready]) -> None:
         """Make a call of the core, if none is being carried out."""
-        if not self.is_busy and not self.trouble:
+        if self._may_act:
             self._carry_out(call(self.now_ms()))
             self.wake()
+
+    @property
+    def _may_act(self) -> bool:
+        return self.is_open and not self.is_busy and not self._is_held
+
+    def hold(self) -> None:
+        """As follower: take and answer nothing, as the log is given up (``raft.filling``)."""
+        self._is_held = True
+
+    def release(self) -> None:
+        """It is not."""
+        self._is_held = False
+        self.wake()
 
     # --- What the core wants ------------------------------------------------------------------------------------------
 
@@ -540,7 +527,7 @@ class RaftNode:
     def _commit(self, index: int) -> None:
         position = self.log.end_of(index)
         assert position is not None, "what is committed is in the log"
-        self.confirmed = index
+        self.backlog.confirmed = index
         self.log.note_committed(index)
         self.store.confirm(position)
         self.committed.advance(position)

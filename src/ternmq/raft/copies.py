@@ -1,0 +1,246 @@
+"""What a member that is filled asks for, and what its leader has for it (P1, P2; ``raft.filling`` has the whole story).
+
+Frames over the connections between members, one question at a time. A *snapshot* of the leader's files is kept for each
+member that copies, with the small last files of derived parts in memory: a second member must not end the copy of the
+first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+from zlib import crc32
+
+import msgspec
+
+from ternmq.errors import RemoteProtocolError, StoreError
+from ternmq.raft.membership import Change
+from ternmq.raft.wire import pack_frame
+from ternmq.store.disk.base import Disk
+from ternmq.types import Buffer
+from ternmq.wire.requests import Int64
+
+#: Kinds of frames, beside those of ``raft.wire``.
+ASK_KIND: Final = 7
+ANSWER_KIND: Final = 8
+#: Bytes of a file in one answer.
+CHUNK_BYTES: Final = 256 * 1024
+#: Bytes of a question: a name and some numbers.
+ASK_BYTES_MAX: Final = 1024
+#: Files of one copy, and their bytes that the sender keeps in memory, for all members together.
+FILES_MAX: Final = 100_000
+KEPT_BYTES_MAX: Final = 64 << 20
+#: How long the sender keeps what it told of its files; longer than a member asks again.
+FORGET_S: Final = 120.0
+_LENGTH: Final = struct.Struct(">I")
+OLD: Final = "old"
+#: The description of a copy is a file of it.
+CONTENT: Final = "content"
+CONTENT_BYTES_MAX: Final = 32 << 20
+
+
+class Ask(msgspec.Struct, frozen=True, rename="camel"):
+    """``name`` is empty: what is there? Else: a part of that file of the snapshot ``copy``."""
+
+    number: Int64
+    copy: Int64 = 0
+    name: str = ""
+    at: Int64 = 0
+
+
+class Opened(msgspec.Struct, frozen=True, rename="camel"):
+    """There is a snapshot, whose description (``Content``) is a file of this length."""
+
+    copy: Int64
+    content_bytes: Int64
+
+
+class CopiedFile(msgspec.Struct, frozen=True, rename="camel"):
+    """``name``: of a derived part, below the store's directory; of the old log ``old/00000000000000000000``."""
+
+    name: str
+    length_bytes: Int64
+
+
+class Content(msgspec.Struct, frozen=True, rename="camel"):
+    """What a member that begins anew needs to know."""
+
+    #: Where the leader's log begins: its first entry, where that lies, and the term of the one before (-1: unknown).
+    first_index: Int64
+    position: Int64
+    prev_term: Int64
+    segment_bytes: Int64
+    files: tuple[CopiedFile, ...] = ()
+    #: Topic → log offset of its deletion.
+    deletions: dict[str, Int64] = {}
+    #: The entry that names the members, if it is before the first one.
+    members: Change | None = None
+
+
+class FillingAnswer(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Bytes of a file, or of the content, follow behind it. ``reason``: why there is none; the copy begins anew."""
+
+    number: Int64
+    crc: Int64 = 0
+    reason: str = ""
+
+
+_encode: Final = msgspec.json.Encoder().encode
+_asks: Final = msgspec.json.Decoder(Ask)
+_answers: Final = msgspec.json.Decoder(FillingAnswer)
+
+
+def pack_ask(ask: Ask) -> list[Buffer]:
+    return pack_frame(ASK_KIND, _encode(ask))
+
+
+def pack_answer(answer: FillingAnswer, data: bytes = b"") -> list[Buffer]:
+    text = _encode(answer)
+    return pack_frame(ANSWER_KIND, _LENGTH.pack(len(text)) + text, [data], len(data))
+
+
+def unpack_ask(body: bytes) -> Ask:
+    """Raises ``RemoteProtocolError``."""
+    if len(body) > ASK_BYTES_MAX:
+        raise RemoteProtocolError(f"a question for files has {len(body)} bytes; expected at most {ASK_BYTES_MAX}")
+    try:
+        return _asks.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RemoteProtocolError(f"a question for files is not valid: {error}") from None
+
+
+def unpack_answer(body: bytes) -> tuple[FillingAnswer, bytes]:
+    """Raises ``RemoteProtocolError``."""
+    try:
+        (size,) = _LENGTH.unpack_from(body)
+        if size > len(body) - _LENGTH.size:
+            raise RemoteProtocolError("an answer with bytes of a file is cut short")
+        answer = _answers.decode(body[_LENGTH.size : _LENGTH.size + size])
+    except (struct.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RemoteProtocolError(f"an answer with bytes of a file is not valid: {error}") from None
+    return answer, body[_LENGTH.size + size :]
+
+
+class FillingSource(Protocol):
+    """What a leader has for a member that begins anew."""
+
+    def begin(self) -> tuple[int, int, int]:
+        """The first entry of the log, its position, and the term of the entry before it (-1: unknown)."""
+
+    def old_segments(self) -> Sequence[Path]:
+        """The files of the old log in front of the entries."""
+
+    def part_files(self) -> Sequence[Sequence[Path]]:
+        """The files of each derived part, of which the last makes the others count."""
+
+    def deletions(self) -> Mapping[str, int]: ...
+
+    def members(self, index: int) -> Change | None:
+        """The newest entry up to ``index`` that names the members."""
+
+
+@dataclass(slots=True, frozen=True)
+class _Copied:
+    """What one member copies."""
+
+    number: int
+    #: Path and length of each file, or its bytes.
+    files: dict[str, tuple[Path, int] | bytes]
+
+    @property
+    def kept_bytes(self) -> int:
+        return sum(len(each) for each in self.files.values() if isinstance(each, bytes))
+
+
+class FillingSender:
+    """The leader's side. ``answer`` belongs to the loop, one call at a time."""
+
+    def __init__(self, disk: Disk, root: Path, source: FillingSource, *, segment_bytes: int) -> None:
+        self._disk = disk
+        self._root = root
+        self._source = source
+        self._segment_bytes = segment_bytes
+        self._number = 0
+        #: By member; the oldest first.
+        self._snapshots: dict[str, _Copied] = {}
+
+    async def answer(self, ask: Ask, member: str) -> tuple[FillingAnswer, bytes]:
+        try:
+            if not ask.name:
+                snapshot, content = await self._snapshot()
+                self._keep(member, snapshot)
+                data = _encode(Opened(snapshot.number, content))
+            elif (
+                (kept := self._snapshots.get(member)) is None
+                or ask.copy != kept.number
+                or (file := kept.files.get(ask.name)) is None
+            ):
+                return FillingAnswer(ask.number, reason="the files have changed; begin anew"), b""
+            elif isinstance(file, bytes):
+                data = file[ask.at : ask.at + CHUNK_BYTES]
+            else:
+                path, length_bytes = file
+                wanted = max(min(CHUNK_BYTES, length_bytes - ask.at), 0)
+                data = await asyncio.to_thread(self._disk.read_at, path, max(ask.at, 0), wanted)
+                if len(data) < wanted:
+                    return FillingAnswer(ask.number, reason=f"{ask.name} was deleted; begin anew"), b""
+        except StoreError as error:
+            return FillingAnswer(ask.number, reason=str(error)), b""
+        return FillingAnswer(ask.number, crc32(data)), data
+
+    def forget(self) -> None:
+        """No member copies any more."""
+        self._snapshots = {}
+
+    def _keep(self, member: str, snapshot: _Copied) -> None:
+        """The members whose copies are oldest begin anew if there is no room for all."""
+        snapshots = self._snapshots
+        snapshots.pop(member, None)
+        snapshots[member] = snapshot
+        while len(snapshots) > 1 and sum(each.kept_bytes for each in snapshots.values()) > KEPT_BYTES_MAX:
+            del snapshots[next(iter(snapshots))]
+
+    async def _snapshot(self) -> tuple[_Copied, int]:
+        """What there is now, and the length of its description."""
+        source, disk = self._source, self._disk
+        # First of all: what derived parts have reaches at least to where the log begins.
+        first_index, position, prev_term = source.begin()
+        deletions = dict(source.deletions())
+        files: dict[str, tuple[Path, int] | bytes] = {}
+        kept_bytes = 0
+        for paths in source.part_files():
+            if not paths:
+                continue
+            *others, last = paths
+            # What it counts is in the others, which only grow.
+            counts = await asyncio.to_thread(disk.read, last)
+            if counts is None:
+                continue
+            kept_bytes += len(counts)
+            lengths = {path.parent: {each.name: each.length_bytes for each in disk.list(path.parent)} for path in paths}
+            for path in others:
+                files[self._name(path)] = path, lengths[path.parent].get(path.name, 0)
+            files[self._name(last)] = counts
+        for path in source.old_segments():
+            files[f"{OLD}/{path.name}"] = path, self._segment_bytes
+        if kept_bytes > KEPT_BYTES_MAX or len(files) > FILES_MAX:
+            raise StoreError(f"there are {len(files)} files of delayed messages, too many for one copy")
+        content = Content(
+            first_index,
+            position,
+            prev_term,
+            self._segment_bytes,
+            tuple(CopiedFile(name, len(f) if isinstance(f, bytes) else f[1]) for name, f in files.items()),
+            deletions,
+            source.members(first_index - 1),
+        )
+        files[CONTENT] = description = _encode(content)
+        self._number += 1
+        return _Copied(self._number, files), len(description)
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self._root).as_posix()
