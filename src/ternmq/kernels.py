@@ -22,7 +22,7 @@ __all__ = ["HAS_NATIVE", "NATIVE_SETTING", "describe", "load", "native"]
 NATIVE_SETTING: Final = "TERNMQ_NATIVE"
 #: Of the compiled module that belongs to these sources (``native/Cargo.toml``). One that was built from others is not
 #: used: it may lack functions, or mean something else by them.
-VERSION: Final = "0.3.0"
+VERSION: Final = "0.4.0"
 
 
 def load(choice: str) -> ModuleType | None:

@@ -33,6 +33,8 @@ from ternmq.errors import (
     TernError,
     TooManyCalls,
 )
+from ternmq.kernels import HAS_NATIVE, native
+from ternmq.net.callers import Awaited, Caller, SendCaller, SentAnswer
 from ternmq.net.gate import Gate, Rights, Rule
 from ternmq.net.lanes import FULL, Lane, Lanes
 from ternmq.net.latency import Latency
@@ -44,7 +46,7 @@ from ternmq.net.stream import format_address as format_address  # for all that n
 from ternmq.types import Buffer
 from ternmq.wire.auth import Credentials
 from ternmq.wire.codes import FLAG_ONEWAY, JSON, RequestCode, ResponseCode
-from ternmq.wire.frame import RUN_CODES, FrameDecoder, encode_reply, encode_request, frame, request_in
+from ternmq.wire.frame import RUN_CODES, FrameDecoder, encode_reply, encode_request, request_in
 from ternmq.wire.header import Fields, Header, Reply, Request, Response
 from ternmq.wire.refusal import SEND_BYTES_MIN, SendRefusal
 
@@ -96,14 +98,6 @@ class TaskOwner(Protocol):
     def create_task(self, coro: Any, /) -> Any: ...
 
 
-class Caller(Protocol):
-    """What made a call and gets its end: one of the two, once. Neither may raise."""
-
-    def answered(self, response: Response) -> None: ...
-
-    def failed(self, error: NetworkError) -> None: ...
-
-
 class Peer(Stream):
     """The connection to one other program. All methods belong to the loop's thread."""
 
@@ -145,8 +139,9 @@ class Peer(Stream):
         self.access: Rights | None = None
         self.proved = ""
         self._calls_max = calls_max
-        self._frame_bytes_max = self._usage.limits.frame_max_length
-        self._decoder = FrameDecoder(bytes_max=self._frame_bytes_max, typed=gate is None)
+        #: The largest frame that is written or read.
+        self.frame_bytes_max: Final = self._usage.limits.frame_max_length
+        self._decoder = FrameDecoder(bytes_max=self.frame_bytes_max, typed=gate is None)
         #: For runs of sends. A gate without a short way looks at each request alone.
         self._runs = self._run_worker(gate) if gate is None or gate.is_quick else None
         sends = routes.get(RequestCode.SEND_MESSAGE_V2)
@@ -215,23 +210,19 @@ class Peer(Stream):
             form=form,
             more_fields=more_fields,
             credentials=self._credentials,
-            bytes_max=self._frame_bytes_max,
+            bytes_max=self.frame_bytes_max,
         )
         future: asyncio.Future[Response] = self._loop.create_future()
-        self._begin(opaque, buffers, _Awaited(future))
+        self.begin_call(opaque, buffers, Awaited(future))
         future.add_done_callback(lambda _: self._calls.pop(opaque, None))
         return future
 
     def next_opaque(self) -> int:
         """The number of the next call. Raises ``NetworkError`` when the connection is closed."""
-        self._check_open()
-        self._opaque = (self._opaque + 1) & _OPAQUE_MASK
-        return self._opaque
-
-    def begin_call(self, opaque: int, head: bytes, body: Buffer, caller: Caller | None, *, form: int) -> None:
-        """Send a request whose header is encoded already, with the number that ``next_opaque`` gave; without a caller,
-        one that is not answered. No future is made, for callers that make many calls."""
-        self._begin(opaque, frame(head, form, body, self._frame_bytes_max), caller)
+        if self._transport is None or self._is_full or self._transport.is_closing():
+            self._check_open()
+        self._opaque = opaque = (self._opaque + 1) & _OPAQUE_MASK
+        return opaque
 
     @property
     def calls_open(self) -> int:
@@ -242,7 +233,9 @@ class Peer(Stream):
         """Its caller waits no longer."""
         self._calls.pop(opaque, None)
 
-    def _begin(self, opaque: int, buffers: list[Buffer], caller: Caller | None) -> None:
+    def begin_call(self, opaque: int, buffers: list[Buffer], caller: Caller | None) -> None:
+        """Send a request that is encoded already, with the number that ``next_opaque`` gave; without a caller, one that
+        is not answered. No future is made, for callers that make many calls."""
         out, calls = self._out, self._calls
         if caller is not None:
             if len(calls) >= self._calls_max:
@@ -290,7 +283,7 @@ class Peer(Stream):
             form=form,
             more_fields=more_fields,
             credentials=self._credentials,
-            bytes_max=self._frame_bytes_max,
+            bytes_max=self.frame_bytes_max,
         )
         self._write(buffers)
 
@@ -380,7 +373,7 @@ class Peer(Stream):
 
     def _encoded(self, request: Request[Any], reply: Reply) -> list[Buffer]:
         try:
-            return encode_reply(request, reply, bytes_max=self._frame_bytes_max)
+            return encode_reply(request, reply, bytes_max=self.frame_bytes_max)
         except Exception as error:
             failure = self._failure(request, error)
         try:
@@ -504,6 +497,12 @@ class Peer(Stream):
             room = sends.limit - len(sends.jobs) - sends.keyed - sends.in_runs
             if room * SEND_BYTES_MIN < len(data) and not self._is_full:
                 data, refused = self._refuse_sends(decoder.whole(data), sends, sends.room(now))
+        answers: list[SentAnswer] = []
+        if HAS_NATIVE and sends is None and self._calls:
+            data = decoder.whole(data)
+            answers, behind = native.read_sent(data, self.frame_bytes_max, self._calls, SendCaller)
+            if behind:
+                data = data[behind:]
         try:
             commands = decoder.feed(data, runs.can_start if runs is not None else None)
         except RemoteProtocolError as error:
@@ -512,9 +511,16 @@ class Peer(Stream):
             return
         if decoder.kept_bytes or self._is_cut:
             self._is_cut = decoder.kept_bytes > 0
-            self._usage.keeps(self, decoder.kept_bytes, is_new=bool(commands or refused))
+            self._usage.keeps(self, decoder.kept_bytes, is_new=bool(commands or answers or refused))
             if self._is_held:
                 self._usage.paused(self)
+        for answer in answers:
+            sender = self._calls.pop(answer[0], None)
+            # One that was cancelled by the end of another is not there any more.
+            if isinstance(sender, SendCaller):
+                sender.stored(answer)
+        if not commands:
+            return
         lanes, routes = self._lanes, self._routes
         by_name = lanes.by_name
         arrived = self.latencies.time() if self.latencies is not None else 0.0
@@ -556,7 +562,7 @@ class Peer(Stream):
     def _refuse_sends(self, data: bytes, lane: Lane, room: int) -> tuple[bytes, int]:
         """Refuse sends of a read that find their lane full, before they are decoded: what is left of it, and how many
         were refused."""
-        data, replies, count = _REFUSAL.split(data, room, self._frame_bytes_max)
+        data, replies, count = _REFUSAL.split(data, room, self.frame_bytes_max)
         if count:
             lane.refused_full += count
             self.reply_all(replies)
@@ -587,23 +593,6 @@ class Peer(Stream):
             request = request_in(sends, number)
             request.arrived = read.arrived
             lanes.submit(lane, self, request, now, request.frame_bytes)
-
-
-class _Awaited:
-    """A caller that awaits a future."""
-
-    __slots__ = ("_future",)
-
-    def __init__(self, future: asyncio.Future[Response]) -> None:
-        self._future = future
-
-    def answered(self, response: Response) -> None:
-        if not self._future.done():
-            self._future.set_result(response)
-
-    def failed(self, error: NetworkError) -> None:
-        if not self._future.done():
-            self._future.set_exception(error)
 
 
 def _code_name(code: int) -> str:
