@@ -133,3 +133,21 @@ def test_every_caller_hears_what_the_python_version_tells_it(sent: list[bytes], 
         by_python = asyncio.run(hear(reads))
     assert by_python == by_kernel
     assert len(by_kernel) == len({opaque for opaque, _ in by_kernel})
+
+
+async def test_an_answer_that_comes_in_many_pieces_is_kept_once() -> None:
+    """B1: beside sends that wait, as on a connection that is shared with a consumer."""
+    heard: list[tuple[int, object]] = []
+    async with Tasks() as tasks:
+        peer = Peer({}, Lanes([]), tasks)
+        peer.connection_made(Wire())  # type: ignore[arg-type]  # what of a transport is used
+        for number in range(1, CALLS + 1):
+            assert number == Waiting(peer, number, heard).opaque
+        large = b"".join(frame(encode_json(0, {}, opaque=99, flag=FLAG_RESPONSE), JSON, bytes(500_000)))
+        for at in range(0, len(large), 5_000):
+            peer.data_received(large[at : at + 5_000])
+            pieces = peer._decoder._kept
+            assert not any(len(piece) == 0 for piece in pieces)
+        peer.data_received(stored(1))
+        assert [1] == [opaque for opaque, _ in heard]
+        peer.connection_lost(None)

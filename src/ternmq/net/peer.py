@@ -504,7 +504,7 @@ class Peer(Stream):
             if behind:
                 data = data[behind:]
         try:
-            commands = decoder.feed(data, runs.can_start if runs is not None else None)
+            commands = decoder.feed(data, runs.can_start if runs is not None else None) if data else []
         except RemoteProtocolError as error:
             self._usage.logs.warning("broken", f"closing the connection to {self.address}: {error}")
             self.abort()
