@@ -195,6 +195,34 @@ def parse_sends(data: bytes, at: int, bytes_max: int, account: SignedSends | Non
     The run is bounded. With an ``account``, it ends before the first request that is not a send of its codes, or not
     signed by it."""
 
+@final
+class SendHead:
+    """What the headers of a client's sends to one topic share: the eight parts (``wire.template``) between which queue
+    id, sysflag, born time, flag, properties, reconsume times and opaque stand."""
+
+    def __new__(cls, parts: Sequence[bytes]) -> Self: ...
+    def start(
+        self,
+        queue_id: int,
+        sysflag: int,
+        born_time_ms: int,
+        flag: int,
+        properties: str,
+        reconsume_times: int,
+        opaque: int,
+        body_bytes: int,
+        frame_bytes_max: int,
+        /,
+    ) -> bytes | None:
+        """The frame of a send up to its body. None if it would be too large, or the properties are no text."""
+
+def read_sent(
+    data: bytes, frame_bytes_max: int, calls: dict[int, Any], kind: type, /
+) -> tuple[list[tuple[int, str, int, int, str, str, bool]], int]:
+    """The answers to sends that begin ``data``: those that say, in the usual way, that a message is stored, and whose
+    call is one of ``kind``. Opaque, offset id, queue id, queue offset, transaction id, region, and whether traces are
+    wanted. Ends at the first frame that is something else, or incomplete; the second value is where it begins."""
+
 def refuse_sends(
     data: bytes, room: int, bytes_max: int, before: bytes, behind: bytes
 ) -> tuple[bytes, bytes, int] | None:

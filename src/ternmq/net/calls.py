@@ -8,28 +8,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from ternmq.errors import CallTimeout, MachineSilent, NetworkError, TooManyCalls
+from ternmq.net.callers import Awaited, Caller
 from ternmq.net.limits import Usage
 from ternmq.net.stream import IDLE_S, Stream
 from ternmq.types import Buffer
 from ternmq.wire.auth import Credentials
 from ternmq.wire.codes import JSON, RequestCode
-from ternmq.wire.frame import encode_request, frame
+from ternmq.wire.frame import encode_request
 from ternmq.wire.header import Fields, Header, Response
 
 #: RocketMQ's ``clientAsyncSemaphoreValue``.
 CALLS_MAX: Final = 65_535
 _OPAQUE_MASK: Final = 0x7FFFFFFF
-
-
-class Caller(Protocol):
-    """What made a call and gets its end: one of the two, once. Neither may raise."""
-
-    def answered(self, response: Response) -> None: ...
-
-    def failed(self, error: NetworkError) -> None: ...
 
 
 class CallingStream(Stream):
@@ -48,7 +41,8 @@ class CallingStream(Stream):
         super().__init__(usage, time, idle_s=idle_s)
         self._credentials = credentials
         self._calls_max = calls_max
-        self._frame_bytes_max = usage.limits.frame_max_length
+        #: The largest frame that is written or read.
+        self.frame_bytes_max: Final = usage.limits.frame_max_length
         #: The connection has ended because the other machine acknowledged nothing.
         self.is_silent = False
         self._calls: dict[int, Caller] = {}
@@ -101,23 +95,19 @@ class CallingStream(Stream):
             form=form,
             more_fields=more_fields,
             credentials=self._credentials,
-            bytes_max=self._frame_bytes_max,
+            bytes_max=self.frame_bytes_max,
         )
         future: asyncio.Future[Response] = self._loop.create_future()
-        self._begin(opaque, buffers, _Awaited(future))
+        self.begin_call(opaque, buffers, Awaited(future))
         future.add_done_callback(lambda _: self._calls.pop(opaque, None))
         return future
 
     def next_opaque(self) -> int:
         """The number of the next call. Raises ``NetworkError`` when the connection is closed."""
-        self._check_open()
-        self._opaque = (self._opaque + 1) & _OPAQUE_MASK
-        return self._opaque
-
-    def begin_call(self, opaque: int, head: bytes, body: Buffer, caller: Caller | None, *, form: int) -> None:
-        """Send a request whose header is encoded already, with the number that ``next_opaque`` gave; without a caller,
-        one that is not answered. No future is made, for callers that make many calls."""
-        self._begin(opaque, frame(head, form, body, self._frame_bytes_max), caller)
+        if self._transport is None or self._is_full or self._transport.is_closing():
+            self._check_open()
+        self._opaque = opaque = (self._opaque + 1) & _OPAQUE_MASK
+        return opaque
 
     @property
     def calls_open(self) -> int:
@@ -128,7 +118,9 @@ class CallingStream(Stream):
         """Its caller waits no longer."""
         self._calls.pop(opaque, None)
 
-    def _begin(self, opaque: int, buffers: list[Buffer], caller: Caller | None) -> None:
+    def begin_call(self, opaque: int, buffers: list[Buffer], caller: Caller | None) -> None:
+        """Send a request that is encoded already, with the number that ``next_opaque`` gave; without a caller, one that
+        is not answered. No future is made, for callers that make many calls."""
         out, calls = self._out, self._calls
         if caller is not None:
             if len(calls) >= self._calls_max:
@@ -176,7 +168,7 @@ class CallingStream(Stream):
             form=form,
             more_fields=more_fields,
             credentials=self._credentials,
-            bytes_max=self._frame_bytes_max,
+            bytes_max=self.frame_bytes_max,
         )
         self._write(buffers)
 
@@ -215,23 +207,6 @@ class CallingStream(Stream):
             reason += " before it answered any request; check that the port is right, and whether it needs TLS"
         for caller in calls.values():
             caller.failed(kind(f"the connection to {self.address} was lost{reason}", address=self.address))
-
-
-class _Awaited:
-    """A caller that awaits a future."""
-
-    __slots__ = ("_future",)
-
-    def __init__(self, future: asyncio.Future[Response]) -> None:
-        self._future = future
-
-    def answered(self, response: Response) -> None:
-        if not self._future.done():
-            self._future.set_result(response)
-
-    def failed(self, error: NetworkError) -> None:
-        if not self._future.done():
-            self._future.set_exception(error)
 
 
 def code_name(code: int) -> str:

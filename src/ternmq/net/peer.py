@@ -30,6 +30,8 @@ from ternmq.errors import (
     RemoteProtocolError,
     TernError,
 )
+from ternmq.kernels import HAS_NATIVE, native
+from ternmq.net.callers import SendCaller, SentAnswer
 from ternmq.net.calls import CALLS_MAX, CallingStream, code_name
 from ternmq.net.endpoint import is_silence
 from ternmq.net.gate import Gate, Rights, Rule
@@ -142,7 +144,7 @@ class Peer(CallingStream):
         #: What the gate knows of the other side (``gate.CallingPeer``).
         self.access: Rights | None = None
         self.proved = ""
-        self._decoder = FrameDecoder(bytes_max=self._frame_bytes_max, typed=gate is None)
+        self._decoder = FrameDecoder(bytes_max=self.frame_bytes_max, typed=gate is None)
         #: For runs of sends. A gate without a short way looks at each request alone.
         self._runs = self._run_worker(gate) if gate is None or gate.is_quick else None
         sends = routes.get(RequestCode.SEND_MESSAGE_V2)
@@ -228,7 +230,7 @@ class Peer(CallingStream):
 
     def _encoded(self, request: Request[Any], reply: Reply) -> list[Buffer]:
         try:
-            return encode_reply(request, reply, bytes_max=self._frame_bytes_max)
+            return encode_reply(request, reply, bytes_max=self.frame_bytes_max)
         except Exception as error:
             failure = self._failure(request, error)
         try:
@@ -347,17 +349,30 @@ class Peer(CallingStream):
             room = sends.limit - len(sends.jobs) - sends.keyed - sends.in_runs
             if room * SEND_BYTES_MIN < len(data) and not self._is_full:
                 data, refused = self._refuse_sends(decoder.whole(data), sends, sends.room(now))
+        answers: list[SentAnswer] = []
+        if HAS_NATIVE and sends is None and self._calls:
+            data = decoder.whole(data)
+            answers, behind = native.read_sent(data, self.frame_bytes_max, self._calls, SendCaller)
+            if behind:
+                data = data[behind:]
         try:
-            commands = decoder.feed(data, runs.can_start if runs is not None else None)
+            commands = decoder.feed(data, runs.can_start if runs is not None else None) if data else []
         except RemoteProtocolError as error:
             self._usage.logs.warning("broken", f"closing the connection to {self.address}: {error}")
             self.abort()
             return
         if decoder.kept_bytes or self._is_cut:
             self._is_cut = decoder.kept_bytes > 0
-            self._usage.keeps(self, decoder.kept_bytes, is_new=bool(commands or refused))
+            self._usage.keeps(self, decoder.kept_bytes, is_new=bool(commands or answers or refused))
             if self._is_held:
                 self._usage.paused(self)
+        for answer in answers:
+            sender = self._calls.pop(answer[0], None)
+            # One that was cancelled by the end of another is not there any more.
+            if isinstance(sender, SendCaller):
+                sender.stored(answer)
+        if not commands:
+            return
         lanes, routes = self._lanes, self._routes
         by_name = lanes.by_name
         measures = self.latencies is not None
@@ -403,7 +418,7 @@ class Peer(CallingStream):
     def _refuse_sends(self, data: bytes, lane: Lane, room: int) -> tuple[bytes, int]:
         """Refuse sends of a read that find their lane full, before they are decoded: what is left of it, and how many
         were refused."""
-        data, replies, count = _REFUSAL.split(data, room, self._frame_bytes_max)
+        data, replies, count = _REFUSAL.split(data, room, self.frame_bytes_max)
         if count:
             lane.refused_full += count
             self.reply_all(replies)

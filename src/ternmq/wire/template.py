@@ -45,6 +45,12 @@ class HeadTemplate:
         """The header; ``values`` are those of the holes in their order, then the opaque."""
         return self._format % values
 
+    def parts(self) -> list[bytes]:
+        """The header without its values: what stands before, between and behind them."""
+        # JSON has no zero bytes.
+        text = _CONVERSION.sub(lambda found: b"%" if found[1] == b"%" else b"\0", self._format)
+        return text.split(b"\0")
+
 
 class ReplyTemplate(HeadTemplate):
     """A successful reply without a body."""
@@ -59,9 +65,3 @@ class ReplyTemplate(HeadTemplate):
         head = self._format % values
         size = len(head)
         return _PREFIX.pack(size + 4, size) + head
-
-    def parts(self) -> list[bytes]:
-        """The header without its values: what stands before, between and behind them."""
-        # JSON has no zero bytes.
-        text = _CONVERSION.sub(lambda found: b"%" if found[1] == b"%" else b"\0", self._format)
-        return text.split(b"\0")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ternmq.client.blocking.loop_thread import LoopThread
+from ternmq.client.blocking.loop_thread import LoopThread, ThreadsResult
 from ternmq.errors import NotRunning
 
 
@@ -117,3 +117,90 @@ def test_a_loop_that_has_ended_is_not_used_again(thread: LoopThread) -> None:
     assert not thread.is_usable
     with pytest.raises(NotRunning, match="has ended"):
         thread.run(answer())
+
+
+class Begun:
+    """What was begun for a thread, and whether that gave it up."""
+
+    def __init__(self) -> None:
+        self.abandoned = threading.Event()
+
+    def abandon(self) -> None:
+        self.abandoned.set()
+
+
+def test_a_wait_ends_with_what_the_loop_gives(thread: LoopThread) -> None:
+    """Now or later, a result or an error; also the end of the program, which a hook may mean."""
+
+    def give_later(result: ThreadsResult[int]) -> Begun:
+        asyncio.get_running_loop().call_soon(result.set_result, 42)
+        return Begun()
+
+    def give_now(result: ThreadsResult[int]) -> Begun:
+        result.set_result(43)
+        return Begun()
+
+    def fail(result: ThreadsResult[int]) -> Begun:
+        result.set_exception(ValueError("why"))
+        return Begun()
+
+    def leave(_: ThreadsResult[int]) -> Begun:
+        sys.exit(3)
+
+    assert (42, 43) == (thread.wait_for(give_later), thread.wait_for(give_now))
+    with pytest.raises(ValueError, match="why"):
+        thread.wait_for(fail)
+    with pytest.raises(SystemExit, match="3"):
+        thread.wait_for(leave)
+    assert 42 == thread.wait_for(give_later)
+
+
+def test_an_error_after_the_result_does_not_count(thread: LoopThread) -> None:
+    def begin(result: ThreadsResult[int]) -> Begun:
+        result.set_result(42)
+        raise ValueError
+
+    assert 42 == thread.wait_for(begin)
+
+
+def test_an_interrupt_abandons_what_is_waited_for(thread: LoopThread, interrupted: threading.Event) -> None:
+    begun = Begun()
+
+    async def interrupt() -> None:
+        while not interrupted.is_set():
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            await asyncio.sleep(0.05)
+
+    tasks = set()
+
+    def begin(_: ThreadsResult[int]) -> Begun:
+        tasks.add(asyncio.get_running_loop().create_task(interrupt()))
+        return begun
+
+    with pytest.raises(KeyboardInterrupt):
+        thread.wait_for(begin)
+    assert begun.abandoned.wait(30)
+
+
+def test_a_wait_that_the_end_of_the_loop_ends_says_so(thread: LoopThread) -> None:
+    begun = threading.Event()
+    errors: list[BaseException] = []
+
+    def begin(_: ThreadsResult[int]) -> Begun:
+        begun.set()
+        return Begun()
+
+    def call() -> None:
+        try:
+            thread.wait_for(begin)
+        except BaseException as error:
+            errors.append(error)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    assert begun.wait(30)
+    thread.stop()
+    caller.join(30)
+    assert [NotRunning] == list(map(type, errors))
+    with pytest.raises(NotRunning):
+        thread.wait_for(begin)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import os
 import subprocess
 import sys
@@ -17,9 +18,10 @@ from ternmq.client.blocking.base import in_thread
 from ternmq.client.blocking.loop_thread import LoopThread, loop_thread
 from ternmq.client.blocking.producer import SyncProducer
 from ternmq.client.config import ProducerConfig
+from ternmq.client.send.hooks import SendContext, SendHook
 from ternmq.embedded import EmbeddedCluster
 from ternmq.errors import InvalidMessage, NameServersUnreachable, NotRunning
-from ternmq.message import Message, SendReceipt, SendStatus
+from ternmq.message import Message, MessageQueue, SendReceipt, SendStatus
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +41,48 @@ def test_it_sends_in_every_way(cluster: EmbeddedCluster) -> None:
         assert 2 == sent.result().queue_offset
         batch = producer.send_batch([Message("orders", b"x"), Message("orders", b"y")], queue=queue)
     assert [(SendStatus.OK, 3), (SendStatus.OK, 4)] == [(each.status, each.queue_offset) for each in batch]
+
+
+def test_hooks_see_the_context_of_the_calling_thread(cluster: EmbeddedCluster) -> None:
+    """E8: as those of the asynchronous producer see that of their task, before and after the send."""
+    name = contextvars.ContextVar("name", default="none")
+    seen: list[str] = []
+
+    class Hook(SendHook):
+        def before_send(self, _: SendContext) -> None:
+            seen.append(name.get())
+
+        def after_send(self, _: SendContext) -> None:
+            seen.append(name.get())
+
+    with SyncProducer("shop", name_servers=cluster.name_servers, hooks=[Hook()]) as producer:
+        for value in ("first", "second"):
+            name.set(value)
+            producer.send(Message("orders", b"x"))
+    assert ["first", "first", "second", "second"] == seen
+
+
+def test_a_send_outlives_the_interrupt_of_another_one(cluster: EmbeddedCluster) -> None:
+    """E1: a wait that ends early leaves the producer in order."""
+
+    class Interrupt(KeyboardInterrupt):
+        pass
+
+    def refuse(_queues: object, _message: object) -> MessageQueue:
+        raise Interrupt
+
+    with SyncProducer("shop", name_servers=cluster.name_servers) as producer:
+        producer.send(Message("orders", b"x"))
+        with pytest.raises(Interrupt):
+            producer.send(Message("orders", b"x"), selector=refuse)
+        assert SendStatus.OK == producer.send(Message("orders", b"x")).status
+
+
+def test_automatic_batches_are_waited_for(cluster: EmbeddedCluster) -> None:
+    """E6."""
+    config = ProducerConfig(auto_batch=True)
+    with SyncProducer("shop", name_servers=cluster.name_servers, config=config) as producer:
+        assert SendStatus.OK == producer.send(Message("orders", b"x")).status
 
 
 def test_many_threads_share_one_producer(cluster: EmbeddedCluster) -> None:

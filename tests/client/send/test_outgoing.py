@@ -222,12 +222,12 @@ def test_four_answers_mean_stored(code: int, status: SendStatus) -> None:
     response = answer(code, msgId="OFFSET", queueId="3", queueOffset="42", transactionId="T", MSG_REGION="R")
     assert SendReceipt(
         status, "ID", "OFFSET", MessageQueue("orders", "broker-a", 3), 42, transaction_id="T", region="R"
-    ) == sent().receipt(response, broker_name="broker-a")
+    ) == sent().receipt(response, MessageQueue("orders", "broker-a", 0))
 
 
 def test_any_other_answer_is_the_error_of_its_code() -> None:
     with pytest.raises(NoPermission, match="broker-a refused the message to 'shop%orders': because") as caught:
-        sent().receipt(answer(ResponseCode.NO_PERMISSION), broker_name="broker-a")
+        sent().receipt(answer(ResponseCode.NO_PERMISSION), MessageQueue("orders", "broker-a", 0))
     assert (16, "broker-a") == (caught.value.code, caught.value.broker)
 
 

@@ -37,10 +37,10 @@ def test_what_is_not_removed_expires_once_in_its_time(loop: SimulatedLoop) -> No
     async def story() -> None:
         limits = TimeLimits()
         limits.add(first, 3_000)
-        limits.add(removed, 3_000)
+        waiting = limits.add(removed, 3_000)
         await asyncio.sleep(1)
         limits.add(second, 3_000)
-        limits.remove(removed, 3_000)
+        del waiting[removed]
         await asyncio.sleep(60)
 
     loop.run_until_complete(story())
@@ -80,8 +80,7 @@ def test_a_thousand_sends_need_a_few_timers(loop: SimulatedLoop, monkeypatch: py
         limits = TimeLimits()
         for _ in range(1_000):
             item = Item()
-            limits.add(item, 3_000)
-            limits.remove(item, 3_000)
+            del limits.add(item, 3_000)[item]
 
     loop.run_until_complete(story())
 
@@ -95,7 +94,6 @@ def test_nothing_expires_after_the_end(loop: SimulatedLoop) -> None:
         limits = TimeLimits()
         limits.add(item, 10)
         limits.close()
-        limits.remove(item, 10)
         await asyncio.sleep(60)
 
     loop.run_until_complete(story())

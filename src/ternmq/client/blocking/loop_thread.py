@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from ternmq.errors import NotRunning
 from ternmq.tasks import Tasks
@@ -33,6 +33,9 @@ class LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end: asyncio.Event | None = None
         self._tasks = Tasks()
+        #: Threads that wait for what no task will give.
+        self._waiting: set[ThreadsResult[Any]] = set()
+        self._is_over = False
         self._thread = threading.Thread(target=self._main, name="ternmq", daemon=True)
         self._thread.start()
         self._ready.wait()
@@ -53,6 +56,26 @@ class LoopThread:
                 loop.call_soon_threadsafe(call.cancel)
             raise
         return call.result()
+
+    def wait_for(self, begin: Callable[[ThreadsResult[T]], Abandoned]) -> T:
+        """Have ``begin`` called on the loop, and wait until what it was given has a result or an error; an interrupt of
+        the waiting thread abandons what it has returned. No task and no future are made."""
+        loop = self._usable_loop()
+        result: ThreadsResult[T] = ThreadsResult()
+        try:
+            loop.call_soon_threadsafe(self._begin, result, begin)
+            result.wait()
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(result.abandon)
+            raise
+        return result.result()
+
+    def _begin(self, result: ThreadsResult[T], begin: Callable[[ThreadsResult[T]], Abandoned]) -> None:
+        if self._is_over:
+            result.cancel()
+        else:
+            result.begin(begin, self._waiting)
 
     def start(self, call: Callable[[], asyncio.Future[T]]) -> Future[T]:
         """Make a call on the loop that gives a future there, and return one for threads."""
@@ -116,10 +139,89 @@ class LoopThread:
 
     async def _serve(self) -> None:
         self._end = asyncio.Event()
-        async with self._tasks:
-            self._loop = asyncio.get_running_loop()
-            self._ready.set()
-            await self._end.wait()
+        try:
+            async with self._tasks:
+                self._loop = asyncio.get_running_loop()
+                self._ready.set()
+                await self._end.wait()
+        finally:
+            self._is_over = True
+            for result in list(self._waiting):
+                result.cancel()
+
+
+class Abandoned(Protocol):
+    """What goes on until it has given a result, or is abandoned."""
+
+    def abandon(self) -> None: ...
+
+
+class ThreadsResult(Generic[T]):
+    """One result that the loop gives and one thread waits for. On the loop it behaves as a future does."""
+
+    __slots__ = ("_begun", "_ended", "_error", "_is_done", "_result", "_waiting")
+
+    def __init__(self) -> None:
+        self._begun: Abandoned | None = None
+        self._waiting: set[ThreadsResult[Any]] | None = None
+        self._is_done = False
+        self._error: BaseException | None = None
+        self._ended = threading.Lock()
+        self._ended.acquire()
+
+    # On the loop.
+
+    def begin(self, begin: Callable[[ThreadsResult[T]], Abandoned], waiting: set[ThreadsResult[Any]]) -> None:
+        """Have it among those that are ``waiting`` until it is done."""
+        waiting.add(self)
+        self._waiting = waiting
+        try:
+            self._begun = begin(self)
+        except BaseException as error:
+            # Also a SystemExit, of a hook say: it is for the program's thread, and here it would end all clients.
+            if not self._is_done:
+                self.set_exception(error)
+
+    def done(self) -> bool:
+        return self._is_done
+
+    def set_result(self, result: T, /) -> None:
+        self._result = result
+        self._end()
+
+    def set_exception(self, error: BaseException, /) -> None:
+        self._error = error
+        self._end()
+
+    def cancel(self) -> bool:
+        if self._is_done:
+            return False
+        self.set_exception(NotRunning(_CLOSED))
+        return True
+
+    def abandon(self) -> None:
+        """The thread waits no longer."""
+        if self._begun is not None and not self._is_done:
+            self._begun.abandon()
+
+    def _end(self) -> None:
+        self._is_done = True
+        self._begun = None
+        if self._waiting is not None:
+            self._waiting.discard(self)
+        self._ended.release()
+
+    # In the thread.
+
+    def wait(self) -> None:
+        self._ended.acquire()
+
+    def result(self) -> T:
+        """After ``wait``."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return self._result
 
 
 class _ThreadsCall(Generic[T]):
@@ -128,13 +230,14 @@ class _ThreadsCall(Generic[T]):
     A bare lock: ``asyncio.run_coroutine_threadsafe`` has a future for each side, and takes half as long again.
     """
 
-    __slots__ = ("_coroutine", "_ended", "_error", "_result", "_task")
+    __slots__ = ("_coroutine", "_ended", "_error", "_is_ended", "_result", "_task")
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
         self._coroutine = coroutine
         self._task: asyncio.Task[None] | None = None
         #: Until it has a result: why it may never have one.
         self._error: BaseException | None = NotRunning(_CLOSED)
+        self._is_ended = False
         self._ended = threading.Lock()
         self._ended.acquire()
 
@@ -157,10 +260,14 @@ class _ThreadsCall(Generic[T]):
         except BaseException as error:
             # Also a SystemExit, of a hook say: it is for the program's thread, and here it would end all clients.
             self._error = error
+        # Here and not with the task: its callbacks take another turn of the loop.
+        self._is_ended = True
+        self._ended.release()
 
     def _end(self, _: asyncio.Task[None] | None) -> None:
-        self._coroutine.close()
-        self._ended.release()
+        if not self._is_ended:
+            self._coroutine.close()
+            self._ended.release()
 
     def cancel(self) -> None:
         if self._task is not None:

@@ -74,29 +74,6 @@ class SyncProducer(SyncSending):
             )
         )
 
-    def send(
-        self,
-        message: Message,
-        *,
-        queue: MessageQueue | None = None,
-        selector: Selector | None = None,
-        timeout_ms: int | None = None,
-    ) -> SendReceipt:
-        """Send a ``message`` and wait until the broker has it.
-
-        A ``queue``, a ``selector`` (a function of the topic's queues and the message) or the message's ``sharding_key``
-        fixes where it goes, for messages that must keep their order; such a send is not retried. ``timeout_ms`` is the
-        limit for all attempts together. Raises ``InvalidMessage`` and ``InvalidName`` before anything is sent,
-        ``RouteMissing``, ``NameServersUnreachable``, ``BrokerRefused``, ``NetworkError``, ``CallTimeout``, and
-        ``SendFailed`` after several failed attempts.
-
-        ::
-
-            receipt = producer.send(Message("orders", b"paid", sharding_key="order-1"))
-            print(receipt.message_id, receipt.queue, receipt.queue_offset)
-        """
-        return self._run(self._async.send(message, queue=queue, selector=selector, timeout_ms=timeout_ms))
-
     def send_oneway(
         self, message: Message, *, queue: MessageQueue | None = None, selector: Selector | None = None
     ) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from concurrent.futures import Future
 
 from ternmq.client.blocking.base import SyncClient
+from ternmq.client.blocking.loop_thread import ThreadsResult
 from ternmq.client.blocking.transaction import SyncTransaction
+from ternmq.client.send.ongoing import OngoingSend
 from ternmq.client.send.producer import Producer
 from ternmq.client.send.queue_choice import Selector
 from ternmq.client.send.validate import check_message
@@ -14,6 +16,37 @@ from ternmq.message import Message, MessageQueue, SendReceipt
 
 class SyncSending(SyncClient[Producer]):
     """The base of ``SyncProducer``."""
+
+    def send(
+        self,
+        message: Message,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        timeout_ms: int | None = None,
+    ) -> SendReceipt:
+        """Send a ``message`` and wait until the broker has it.
+
+        A ``queue``, a ``selector`` (a function of the topic's queues and the message) or the message's ``sharding_key``
+        fixes where it goes, for messages that must keep their order; such a send is not retried. ``timeout_ms`` is the
+        limit for all attempts together. Raises ``InvalidMessage`` and ``InvalidName`` before anything is sent,
+        ``RouteMissing``, ``NameServersUnreachable``, ``BrokerRefused``, ``NetworkError``, ``CallTimeout``, and
+        ``SendFailed`` after several failed attempts.
+
+        ::
+
+            receipt = producer.send(Message("orders", b"paid", sharding_key="order-1"))
+            print(receipt.message_id, receipt.queue, receipt.queue_offset)
+        """
+        thread, producer = self._open_thread(), self._async
+        if producer.config.auto_batch:
+            return thread.run(producer.send(message, queue=queue, selector=selector, timeout_ms=timeout_ms))
+        begin = producer._begin  # noqa: SLF001 - what `send` awaits, and not for applications
+
+        def start(receipt: ThreadsResult[SendReceipt]) -> OngoingSend:
+            return begin(message, receipt, queue, selector, timeout_ms)
+
+        return thread.wait_for(start)
 
     def send_nowait(
         self,

@@ -29,7 +29,7 @@ import asyncio
 import contextvars
 import enum
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from ternmq.client.connect.routes import TopicRoute
 from ternmq.client.send.hooks import SendContext, SendMode, run_after
@@ -48,6 +48,7 @@ from ternmq.errors import (
     TooManyCalls,
 )
 from ternmq.message import MessageQueue, SendReceipt, SendStatus
+from ternmq.net.callers import SendCaller, SentAnswer
 from ternmq.net.peer import Peer
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.header import Response
@@ -88,8 +89,20 @@ _REFUSALS_MAX: Final = 4
 _BUSY_CODES: Final = frozenset({int(ResponseCode.SYSTEM_BUSY), int(ResponseCode.FLOW_CONTROL)})
 
 
-class OngoingSend:
-    """One message on its way; ``receipt`` is the future that its caller awaits or holds."""
+class Promise(Protocol):
+    """What gets the end of a send: an ``asyncio.Future``, or what stands for it in another thread."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, receipt: SendReceipt, /) -> None: ...
+
+    def set_exception(self, error: BaseException, /) -> None: ...
+
+    def cancel(self) -> bool: ...
+
+
+class OngoingSend(SendCaller):
+    """One message on its way; ``receipt`` is what its caller awaits or holds."""
 
     __slots__ = (
         "_address",
@@ -101,6 +114,7 @@ class OngoingSend:
         "_counted",
         "_failed_at",
         "_failures",
+        "_limits",
         "_mode",
         "_opaque",
         "_pace",
@@ -125,12 +139,13 @@ class OngoingSend:
         outgoing: Outgoing,
         mode: SendMode,
         retry: Retry,
+        receipt: Promise,
         *,
         pick: Pick | None,
         timeout_ms: int,
     ) -> None:
         self.outgoing = outgoing
-        self.receipt: asyncio.Future[SendReceipt] = asyncio.get_running_loop().create_future()
+        self.receipt = receipt
         self._sender = sender
         self._mode = mode
         self._retry = retry
@@ -167,13 +182,13 @@ class OngoingSend:
         #: For hooks. They see the context variables of the caller in all attempts.
         self._context: SendContext | None = None
         self._variables = contextvars.copy_context() if sender.hooks else None
-        sender.instance.time_limits.add(self, timeout_ms)
+        self._limits = sender.instance.time_limits.add(self, timeout_ms)
 
     def begin(self) -> None:
         """Start the next attempt."""
         instance = self._sender.instance
         route = instance.routes.known(self.outgoing.topic)
-        if route is not None and route.to_write and not self._is_exhausted(route):
+        if route is not None and route.to_write and not (self._failures and self._is_exhausted(route)):
             if not self._place(route):
                 return
             peer = instance.connections.get(self._address)
@@ -185,7 +200,7 @@ class OngoingSend:
     def _is_exhausted(self, route: TopicRoute) -> bool:
         """Whether this message has failed at each broker of a route: it may be old. A broker that came back is not in
         the route before the next refresh, and the last one that was left may go down next, as in a rolling restart."""
-        return bool(self._failures) and all(queue.broker_name in self._avoid for queue in route.to_write)
+        return all(queue.broker_name in self._avoid for queue in route.to_write)
 
     def _start_finding(self) -> None:
         try:
@@ -280,7 +295,8 @@ class OngoingSend:
                 self._finish(None, error)
                 return False
         self._address = address
-        self._started = sender.now()
+        if sender.faults is not None:
+            self._started = sender.now()
         return True
 
     def go_on(self) -> None:
@@ -313,8 +329,8 @@ class OngoingSend:
                 self._counted = pace
         try:
             opaque = peer.next_opaque()
-            head = sender.heads.encode(outgoing, queue.queue_id, opaque=opaque, oneway=is_oneway)
-            peer.begin_call(opaque, head, outgoing.body, None if is_oneway else self, form=sender.heads.form)
+            buffers = sender.heads.request(outgoing, queue.queue_id, opaque, is_oneway, peer.frame_bytes_max)
+            peer.begin_call(opaque, buffers, None if is_oneway else self)
         except Exception as error:
             self._ended(None, error)
             return
@@ -326,11 +342,20 @@ class OngoingSend:
 
     # --- The end of an attempt -------------------------------------------------------------------------------
 
+    def stored(self, sent: SentAnswer) -> None:
+        """The broker's answer, read by a kernel (``callers.SendCaller``)."""
+        assert self._queue is not None
+        receipt = self.outgoing.stored(sent, self._queue)
+        if self._variables is None:
+            self._ended(receipt, None)
+        else:
+            self._variables.run(self._ended, receipt, None)
+
     def answered(self, response: Response) -> None:
-        """The broker's answer (``peer.Caller``)."""
+        """The broker's answer (``callers.Caller``)."""
         assert self._queue is not None
         try:
-            receipt = self.outgoing.receipt(response, broker_name=self._queue.broker_name)
+            receipt = self.outgoing.receipt(response, self._queue)
         except TernError as error:
             self.failed(error)
             return
@@ -340,7 +365,7 @@ class OngoingSend:
             self._variables.run(self._ended, receipt, None)
 
     def failed(self, error: TernError) -> None:
-        """No answer will come, or it was a refusal (``peer.Caller``)."""
+        """No answer will come, or it was a refusal (``callers.Caller``)."""
         if self._variables is None:
             self._ended(None, error)
         else:
@@ -369,9 +394,10 @@ class OngoingSend:
         queue, sender = self._queue, self._sender
         self._peer = self._task = None
         self._awaited = ""
-        if queue is not None:
+        if queue is not None and (error is not None or sender.faults is not None):
             sender.report(queue, self._started, error)
-        self._run_hooks_after(receipt, error)
+        if self._context is not None:
+            self._run_hooks_after(receipt, error)
         if self._counted is not None:
             self._uncount(stored=error is None)
         if error is not None:
@@ -497,14 +523,14 @@ class OngoingSend:
             self._uncount(stored=False)
 
     def _finish(self, receipt: SendReceipt | None, error: BaseException | None) -> None:
-        sender = self._sender
-        sender.instance.time_limits.remove(self, self._timeout_ms)
+        self._limits.pop(self, None)
         if self._mode is _ASYNC:
-            sender.landed(self)
-        if self.receipt.done():
+            self._sender.landed(self)
+        future = self.receipt
+        if future.done():
             # Cancelled by its holder.
             return
         if error is not None:
-            self.receipt.set_exception(error)
+            future.set_exception(error)
         else:
-            self.receipt.set_result(receipt)  # type: ignore[arg-type]  # only one-way sends have none, and do not ask
+            future.set_result(receipt)  # type: ignore[arg-type]  # only one-way sends have none, and do not ask

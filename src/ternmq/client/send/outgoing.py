@@ -41,11 +41,13 @@ from ternmq.message import (
     SendStatus,
 )
 from ternmq.names import RETRY_PREFIX
+from ternmq.net.callers import SentAnswer
 from ternmq.types import Buffer
 from ternmq.wire.auth import Credentials
 from ternmq.wire.batch import pack_messages
 from ternmq.wire.codes import BINARY, FLAG_ONEWAY, JSON, RequestCode, ResponseCode
 from ternmq.wire.compress import compress
+from ternmq.wire.frame import frame
 from ternmq.wire.header import Response, encode_binary, encode_json
 from ternmq.wire.ids import UniqueIds, unique_ids
 from ternmq.wire.properties import join
@@ -53,6 +55,7 @@ from ternmq.wire.record import Sysflag
 from ternmq.wire.requests import SendMessageV2, SendReply
 from ternmq.wire.template import HeadTemplate
 
+_OK: Final = SendStatus.OK
 #: Response codes that mean "stored".
 _STATUSES: Final = {
     int(ResponseCode.SUCCESS): SendStatus.OK,
@@ -124,26 +127,49 @@ class Outgoing(msgspec.Struct, gc=False):
             max_reconsume_times=self.max_reconsume_times,
         )
 
-    def receipt(self, response: Response, *, broker_name: str) -> SendReceipt:
-        """The receipt in a broker's answer; raises the ``BrokerRefused`` of any code that does not mean "stored"."""
+    def receipt(self, response: Response, queue: MessageQueue) -> SendReceipt:
+        """The receipt in the answer of a queue's broker; raises the ``BrokerRefused`` of any code that does not mean
+        "stored"."""
         status = _STATUSES.get(response.code)
         if status is None:
             raise refused(
                 response.code,
-                f"{broker_name} refused the message to {self.topic!r}: {response.remark}",
-                broker=broker_name,
+                f"{queue.broker_name} refused the message to {self.topic!r}: {response.remark}",
+                broker=queue.broker_name,
             )
         reply = response.read(SendReply)
         return SendReceipt(
             status,
             self.message_id,
             reply.message_id,
-            MessageQueue(self.messages[0].topic, broker_name, reply.queue_id),
+            self._stored_in(queue, reply.queue_id),
             reply.queue_offset,
             reply.transaction_id or "",
             reply.region or "DefaultRegion",
             reply.recall_handle or "",
             reply.trace_on is not False,
+        )
+
+    def stored(self, sent: SentAnswer, queue: MessageQueue) -> SendReceipt:
+        """The same of an answer that a kernel has read."""
+        _, offset_id, queue_id, queue_offset, transaction_id, region, trace_on = sent
+        return SendReceipt(
+            _OK,
+            self.message_id,
+            offset_id,
+            self._stored_in(queue, queue_id),
+            queue_offset,
+            transaction_id,
+            region,
+            "",
+            trace_on,
+        )
+
+    def _stored_in(self, queue: MessageQueue, queue_id: int) -> MessageQueue:
+        """The queue that a message was stored in, of the topic as the application knows it."""
+        topic = self.messages[0].topic
+        return (
+            queue if queue == (topic, queue.broker_name, queue_id) else MessageQueue(topic, queue.broker_name, queue_id)
         )
 
 
@@ -168,6 +194,32 @@ class SendHeads:
         self._credentials = credentials
         #: By topic, and by what decides on the code and the flag: a batch, a reply, one-way.
         self._templates: dict[tuple[str, bool, bool, bool], HeadTemplate] = {}
+        #: The same for kernels.
+        self._heads: dict[tuple[str, bool, bool, bool], native.SendHead] = {}
+
+    def request(
+        self, outgoing: Outgoing, queue_id: int, opaque: int, oneway: bool, frame_bytes_max: int
+    ) -> list[Buffer]:
+        """The buffers of one attempt, to be written one after the other. Raises ``LocalProtocolError`` if the frame has
+        more than ``frame_bytes_max`` bytes."""
+        body = outgoing.body
+        if HAS_NATIVE:
+            head = self._heads.get((outgoing.topic, outgoing.is_batch, outgoing.is_reply, oneway))
+            if head is not None and outgoing.max_reconsume_times is None:
+                start = head.start(
+                    queue_id,
+                    outgoing.sysflag,
+                    self._clock.now_ms(),
+                    outgoing.flag,
+                    outgoing.properties,
+                    outgoing.reconsume_times or 0,
+                    opaque,
+                    len(body),
+                    frame_bytes_max,
+                )
+                if start is not None:
+                    return [start, body]
+        return frame(self.encode(outgoing, queue_id, opaque=opaque, oneway=oneway), self.form, body, frame_bytes_max)
 
     def encode(self, outgoing: Outgoing, queue_id: int, *, opaque: int, oneway: bool = False) -> bytes:
         """The header of one attempt."""
@@ -208,7 +260,11 @@ class SendHeads:
         template = HeadTemplate(outgoing.code, constant, _HOLES, flag=FLAG_ONEWAY if oneway else 0)
         if len(self._templates) >= _TEMPLATES_MAX:
             self._templates.clear()
-        self._templates[outgoing.topic, outgoing.is_batch, outgoing.is_reply, oneway] = template
+            self._heads.clear()
+        key = outgoing.topic, outgoing.is_batch, outgoing.is_reply, oneway
+        self._templates[key] = template
+        if HAS_NATIVE:
+            self._heads[key] = native.SendHead(template.parts())
         return template
 
 

@@ -28,7 +28,7 @@ from ternmq.client.send.batch import BatchKey
 from ternmq.client.send.checks import Checker, Checks, check_checker
 from ternmq.client.send.gatherer import Gatherer
 from ternmq.client.send.hooks import SendHook, added, adders
-from ternmq.client.send.ongoing import Pick, Retry
+from ternmq.client.send.ongoing import OngoingSend, Pick, Promise, Retry
 from ternmq.client.send.outgoing import Outgoing, pack_batch, prepare, prepare_plain, shrink, split_receipt
 from ternmq.client.send.queue_choice import Selector, by_sharding_key
 from ternmq.client.send.recall import recall
@@ -154,7 +154,7 @@ class Producer:
             if running.gatherer is not None:
                 running.gatherer.flush()
             # What a broker refused as a batch goes again, message by message.
-            while pending := [send.receipt for send in running.sender.flying if not send.receipt.done()]:
+            while pending := [receipt for receipt in running.sender.flying.values() if not receipt.done()]:
                 await asyncio.wait(pending)
         finally:
             self._running = None
@@ -190,24 +190,20 @@ class Producer:
             receipt = await producer.send(Message("orders", b"paid", sharding_key="order-1"))
             print(receipt.message_id, receipt.queue, receipt.queue_offset)
         """
-        running = self._now_running()
-        sender = running.sender
-        timeout_ms = timeout_ms or self.config.send_timeout_ms
+        running = self._running or self._now_running()
         if running.gatherer is not None:
+            timeout_ms = timeout_ms or self.config.send_timeout_ms
             check_message(message, body_bytes_max=self.config.body_bytes_max)
             if _can_gather(message):
                 pick = self._pick(message, queue, selector)
                 if pick is not None:
                     queue = pick(await self._route(message.topic, timeout_ms))
                 return await running.gatherer.add(message, queue, timeout_ms)
-        outgoing = self._checked(sender, message)
-        pick = None
-        if queue is not None or selector is not None or message.sharding_key:
-            pick = self._pick(message, queue, selector)
         # As ``Sender.deliver``, without a coroutine of its own for each message.
-        sending = sender.begin(outgoing, pick, timeout_ms)
+        receipt: asyncio.Future[SendReceipt] = asyncio.get_running_loop().create_future()
+        sending = self._begin(message, receipt, queue, selector, timeout_ms)
         try:
-            return await sending.receipt
+            return await receipt
         except asyncio.CancelledError:
             sending.abandon()
             raise
@@ -244,7 +240,9 @@ class Producer:
                     chosen = pick(route) if pick is not None and route is not None else None
                     return running.gatherer.add(message, chosen, timeout_ms)
         outgoing = self._checked(running.sender, message)
-        pick = self._pick(message, queue, selector)
+        pick = None
+        if queue is not None or selector is not None or message.sharding_key:
+            pick = self._pick(message, queue, selector)
         return running.sender.start(outgoing, pick=pick, timeout_ms=timeout_ms)
 
     async def send_oneway(
@@ -446,6 +444,22 @@ class Producer:
         return TraceCounts() if self._traces is None else self._traces.counts
 
     # --- Parts -----------------------------------------------------------------------------------------------
+
+    def _begin(
+        self,
+        message: Message,
+        receipt: Promise,
+        queue: MessageQueue | None,
+        selector: Selector | None,
+        timeout_ms: int | None,
+    ) -> OngoingSend:
+        """Send a message as it is, without automatic batches; who waits for the ``receipt`` may abandon it."""
+        sender = (self._running or self._now_running()).sender
+        outgoing = self._checked(sender, message)
+        pick = None
+        if queue is not None or selector is not None or message.sharding_key:
+            pick = self._pick(message, queue, selector)
+        return sender.begin(outgoing, receipt, pick, timeout_ms or self.config.send_timeout_ms)
 
     def _now_running(self) -> _RunningProducer:
         if self._running is None:

@@ -46,21 +46,19 @@ class RoundRobin:
 
     def choose(self, route: TopicRoute, *, avoid: Collection[str] = ()) -> MessageQueue:
         """The next queue of ``route.to_write`` (not empty) whose broker is not one to avoid; if all are, the next."""
-        queue = self._next(route)
-        if avoid:
-            for _ in route.to_write:
-                if queue.broker_name not in avoid:
-                    break
-                queue = self._next(route)
-        return queue
-
-    def _next(self, route: TopicRoute) -> MessageQueue:
-        queues = route.to_write
-        turn = self._turns.get(route.topic)
+        queues, turns = route.to_write, self._turns
+        turn = turns.get(route.topic)
         if turn is None:
             turn = self._chance.randrange(len(queues))
-        self._turns[route.topic] = turn + 1
-        return queues[turn % len(queues)]
+        queue = queues[turn % len(queues)]
+        if avoid:
+            for _ in queues:
+                if queue.broker_name not in avoid:
+                    break
+                turn += 1
+                queue = queues[turn % len(queues)]
+        turns[route.topic] = turn + 1
+        return queue
 
 
 class LatencyFaults:

@@ -14,7 +14,7 @@ from ternmq.client.config import ProducerConfig
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.connect.routes import TopicRoute
 from ternmq.client.send.hooks import SendContext, SendHook, SendMode, run_before
-from ternmq.client.send.ongoing import OngoingSend, Pick, Retry
+from ternmq.client.send.ongoing import OngoingSend, Pick, Promise, Retry
 from ternmq.client.send.outgoing import Outgoing, SendHeads
 from ternmq.client.send.paces import Paces
 from ternmq.client.send.queue_choice import LatencyFaults, RoundRobin
@@ -44,13 +44,14 @@ class Sender:
             credentials=instance.config.credentials(),
         )
         #: Sends without waiting that have no answer yet, and what their bodies take.
-        self.flying: dict[OngoingSend, None] = {}
+        self.flying: dict[OngoingSend, asyncio.Future[SendReceipt]] = {}
         self._flying_bytes = 0
         self.paces = Paces(instance.env, instance.connections.calls_open)
         self._group = group
         self._clock = instance.env.clock
         self._turns = RoundRobin(instance.env.random)
-        self._faults = LatencyFaults() if config.send_latency_fault_enable else None
+        #: How slow brokers were, if that decides where messages go (E3).
+        self.faults = LatencyFaults() if config.send_latency_fault_enable else None
 
     async def deliver(
         self, outgoing: Outgoing, *, pick: Pick | None = None, timeout_ms: int, mode: SendMode = SendMode.SYNC
@@ -61,19 +62,20 @@ class Sender:
         else the error of the only attempt; ``RouteMissing`` and ``NameServersUnreachable`` when there is nowhere to
         send to.
         """
-        sending = self.begin(outgoing, pick, timeout_ms, mode)
+        receipt: asyncio.Future[SendReceipt] = asyncio.get_running_loop().create_future()
+        sending = self.begin(outgoing, receipt, pick, timeout_ms, mode)
         try:
-            return await sending.receipt
+            return await receipt
         except asyncio.CancelledError:
             sending.abandon()
             raise
 
     def begin(
-        self, outgoing: Outgoing, pick: Pick | None, timeout_ms: int, mode: SendMode = SendMode.SYNC
+        self, outgoing: Outgoing, receipt: Promise, pick: Pick | None, timeout_ms: int, mode: SendMode = SendMode.SYNC
     ) -> OngoingSend:
-        """Send; the caller awaits its ``receipt``, and calls ``abandon`` if it is cancelled meanwhile."""
+        """Send; the caller waits for the ``receipt``, and calls ``abandon`` if it is cancelled meanwhile."""
         retry = _OTHER_BROKER if pick is None and mode is _SYNC else _NO_RETRY
-        sending = OngoingSend(self, outgoing, mode, retry, pick=pick, timeout_ms=timeout_ms)
+        sending = OngoingSend(self, outgoing, mode, retry, receipt, pick=pick, timeout_ms=timeout_ms)
         sending.begin()
         return sending
 
@@ -99,13 +101,14 @@ class Sender:
                 f"{len(self.flying)} sends of {self._flying_bytes} bytes wait for an answer; await some of their "
                 "futures first, or raise async_bytes_max"
             )
+        receipt: asyncio.Future[SendReceipt] = asyncio.get_running_loop().create_future()
         sending = OngoingSend(
-            self, outgoing, _ASYNC, retry if pick is None else _NO_RETRY, pick=pick, timeout_ms=timeout_ms
+            self, outgoing, _ASYNC, retry if pick is None else _NO_RETRY, receipt, pick=pick, timeout_ms=timeout_ms
         )
-        self.flying[sending] = None
+        self.flying[sending] = receipt
         self._flying_bytes += body_bytes
         sending.begin()
-        return sending.receipt
+        return receipt
 
     def landed(self, sending: OngoingSend) -> None:
         """A send without waiting has ended."""
@@ -151,8 +154,8 @@ class Sender:
 
     def choose(self, route: TopicRoute, *, avoid: Collection[str] = ()) -> MessageQueue:
         """The queue whose turn it is, on a broker that is neither to be avoided now nor was slow of late (E3)."""
-        if self._faults is not None:
-            avoid = (*avoid, *self._faults.avoided(route, now_ms=self._now_ms()))
+        if self.faults is not None:
+            avoid = (*avoid, *self.faults.avoided(route, now_ms=self._now_ms()))
         instance = self.instance
         if silent := instance.connections.silent:
             masters = ((name, route.address(name)) for name in route.write_queues)
@@ -161,10 +164,11 @@ class Sender:
 
     def address(self, route: TopicRoute, queue: MessageQueue) -> str:
         """Where the master of the queue's broker listens; raises ``NetworkError`` if the route does not know it."""
+        instance = self.instance
         address = route.address(queue.broker_name)
         if address is None:
-            address = self.instance.broker_address(queue.broker_name)
-        return self.instance.fast_address(address)
+            address = instance.broker_address(queue.broker_name)
+        return instance.fast_address(address) if instance.config.vip_channel else address
 
     def before(self, outgoing: Outgoing, queue: MessageQueue, address: str, mode: SendMode) -> SendContext:
         """Run the hooks before an attempt. Raises what a hook forbids by."""
@@ -184,9 +188,9 @@ class Sender:
 
     def report(self, queue: MessageQueue, started: float, error: BaseException | None) -> None:
         """An attempt has ended: its broker may be slow (E3), gone, or not the master any more; then routes are old."""
-        if self._faults is not None:
+        if self.faults is not None:
             took_ms = int((self.now() - started) * 1000)
-            self._faults.report(queue.broker_name, took_ms=took_ms, failed=error is not None, now_ms=self._now_ms())
+            self.faults.report(queue.broker_name, took_ms=took_ms, failed=error is not None, now_ms=self._now_ms())
         if error is not None and isinstance(error, (NetworkError, ServiceNotAvailable)):
             self.instance.refresh_routes_soon()
 

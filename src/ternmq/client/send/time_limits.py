@@ -38,7 +38,8 @@ class TimeLimits:
     def __init__(self) -> None:
         self._lines: dict[int, _SameTimeout] = {}
 
-    def add(self, item: Expiring, timeout_ms: int) -> None:
+    def add(self, item: Expiring, timeout_ms: int) -> dict[Expiring, float]:
+        """Have ``item`` expire. To end that, take it out of what this returns; it may be gone by then."""
         line = self._lines.get(timeout_ms)
         if line is None:
             line = self._lines[timeout_ms] = _SameTimeout()
@@ -46,12 +47,7 @@ class TimeLimits:
         deadline = line.waiting[item] = loop.time() + timeout_ms / 1000
         if line.timer is None:
             line.timer = loop.call_at(deadline, self._look, timeout_ms)
-
-    def remove(self, item: Expiring, timeout_ms: int) -> None:
-        """``item`` has ended; ``timeout_ms`` as it was added with. Does nothing if it is not there any more."""
-        line = self._lines.get(timeout_ms)
-        if line is not None:
-            line.waiting.pop(item, None)
+        return line.waiting
 
     def close(self) -> None:
         """Set no more timers; what is left ends in another way."""
