@@ -210,9 +210,8 @@ mod tests {
         assert_eq!(made.packing.keys.len(), 2 * index::MADE_BYTES);
         let first = &b"\0\0\0\x1f\0\0\0\x1ba00000000000003E8b0c4dA1e7f"[..];
         assert_eq!(&made.packing.replies[..first.len()], first);
-        assert!(room[(made.packing.end_offset - 1000) as usize..]
-            .iter()
-            .all(|&byte| byte == 0));
+        let end = (made.packing.end_offset - 1000) as usize;
+        assert!(room[end..].iter().all(|&byte| byte == 0));
     }
 
     #[test]
