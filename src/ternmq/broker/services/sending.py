@@ -377,12 +377,18 @@ class Sending:
             raise MessageIllegal("the batch is empty; send at least one message")
         for number, (flag, content, properties) in enumerate(parcels):
             at = properties.find(_UNIQUE_KEY_DATA) if is_plain else -1
-            # The short way: a unique key, and the last pair ended.
-            if at < 0 or (at and properties[at - 1] != 2) or properties[-1] != 2:
-                text, _ = self._prepare(properties.decode(errors="replace"))
-                check_no_time(text, "a message of a batch")
-                _refuse_transaction(text, "a batch")
-                parcels[number] = flag, content, text.encode()
+            # The short way: a unique key with a value. Clients before 5.2 leave the last pair open. On the long way, bytes
+            # that are no text are replaced.
+            if at >= 0 and (not at or properties[at - 1] == 2):
+                if properties[-1] == 2:
+                    continue
+                if at + _KEY_AT < len(properties) and properties.isascii():
+                    parcels[number] = flag, content, properties + b"\x02"
+                    continue
+            text, _ = self._prepare(properties.decode(errors="replace"))
+            check_no_time(text, "a message of a batch")
+            _refuse_transaction(text, "a batch")
+            parcels[number] = flag, content, text.encode()
         return parcels
 
     def send_back(
