@@ -377,8 +377,8 @@ class Sending:
             raise MessageIllegal("the batch is empty; send at least one message")
         for number, (flag, content, properties) in enumerate(parcels):
             at = properties.find(_UNIQUE_KEY_DATA) if is_plain else -1
-            # The short way: a unique key with a value. Clients before 5.2 leave the last pair open. On the long way, bytes
-            # that are no text are replaced.
+            # The short way: a unique key with a value. Clients before 5.2 leave the last pair open. On the long way,
+            # bytes that are no text are replaced.
             if at >= 0 and (not at or properties[at - 1] == 2):
                 if properties[-1] == 2:
                     continue
