@@ -1,5 +1,6 @@
-"""Damaged input: no compiled kernel panics on it (issue 18). What a kernel makes of it is compared with the Python
-version elsewhere (``test_send_kernel``, ``wire.test_shapes``, ``delay.test_kernels``, ``test_kernels``).
+"""Damaged input: no compiled kernel panics on it, and one in doubt has written nothing (issues 18, 21). What a kernel
+makes of it is compared with the Python version elsewhere (``test_send_kernel``, ``wire.test_shapes``,
+``delay.test_kernels``, ``test_kernels``).
 
 A panic would be a doubt, and Python would decide (``native/src/guard.rs``): only stderr tells of it.
 """
@@ -88,6 +89,15 @@ def attempt(kernel: Callable[..., Any], *args: Any, **options: Any) -> Any:
         return None
 
 
+def attempt_on(page: bytearray, kernel: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """A kernel that writes to a page: nothing, if it is in doubt or tells how much room it needs."""
+    before = bytes(page)
+    made = attempt(kernel, *args, **options)
+    if made is None or isinstance(made, int):
+        assert before == page, f"{kernel.__name__} was in doubt, and has written"
+    return made
+
+
 @pytest.mark.parametrize("seed", [0, 1])
 def test_no_frame_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[str]) -> None:
     """N1, B3: signed sends, runs of sends, and batches."""
@@ -127,9 +137,10 @@ def test_no_frame_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[s
             targets = [damage.pick(((0, b"\x06orders"), (damage.number(), b"\x06orders"), None)) for _ in run.places]
             place = damage.number(), damage.number()
             room = damage.pick((0, 1, 64, 2**62)), page, 0, len(page), damage.pick((0, 48, 2**40))
-            found = attempt(native.store_sends, run, terms, form, 0, *room, *place, HOST, targets)
+            found = attempt_on(page, native.store_sends, run, terms, form, 0, *room, *place, HOST, targets)
             stored += found is not None
-            found = attempt(
+            found = attempt_on(
+                large,
                 native.store_timed_sends,
                 run,
                 terms,
@@ -148,7 +159,8 @@ def test_no_frame_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[s
                 topic_field=damage.pick((b"\x06orders", b"\x06orders", b"\x06orders", b"", b"\xff\xff")),
             )
             waiting += found is not None
-        attempt(
+        attempt_on(
+            page,
             native.expand_batch,
             page,
             damage.pick((0, 10)),
@@ -203,7 +215,8 @@ def test_no_transaction_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFix
         at = damage.pick((len(page), len(page), len(page), 100, 2**62))
         page += bytes(4_096)
         if run is not None:
-            made = attempt(
+            made = attempt_on(
+                page,
                 native.store_transactions,
                 run,
                 terms,
@@ -228,7 +241,8 @@ def test_no_transaction_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFix
             )
             begun += made is not None and made[3] is not None
             committed += made is not None and bool(made[6])
-        made = attempt(
+        made = attempt_on(
+            page,
             native.store_ops,
             page,
             damage.pick((0, 10, 2**62)),
@@ -315,7 +329,8 @@ def test_no_record_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[
         )
         waiting += waits is not None and waits[0] > 0
         page = bytearray(damage.pick((0, 100, 2_000)))
-        attempt(
+        attempt_on(
+            page,
             native.deliver,
             page,
             0,

@@ -14,6 +14,7 @@ mod guard;
 mod index;
 mod json;
 mod ops;
+mod packed;
 mod packing;
 mod page;
 mod properties;
@@ -63,8 +64,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(sent::read_sent, module)?)?;
     module.add_function(wrap_pyfunction!(stored::read_rows, module)?)?;
     module.add_function(wrap_pyfunction!(storing::store_sends, module)?)?;
-    module.add_class::<storing::SendTerms>()?;
-    module.add_class::<storing::ReplyForm>()?;
+    module.add_class::<packed::SendTerms>()?;
+    module.add_class::<packed::ReplyForm>()?;
     module.add_function(wrap_pyfunction!(timed_sends::store_timed_sends, module)?)?;
     module.add_function(wrap_pyfunction!(timer::timed, module)?)?;
     module.add_function(wrap_pyfunction!(transactions::store_transactions, module)?)?;

@@ -2,12 +2,10 @@
 
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
 
-use crate::guard::or_doubt;
+use crate::packed::{unless_it_panics, Added, QueuePart};
 use crate::page::writable;
 use crate::record::{pack, Fields, FIXED_V4_BYTES, HOST_V4_BYTES};
-use crate::storing::Added;
 
 /// What all op records have: the tag of those that close a half, and its code.
 const PROPERTIES: &[u8] = b"TAGS\x01d\x02";
@@ -72,7 +70,7 @@ fn store(
     Some((added, last_offset))
 }
 
-type Made<'py> = (i64, (Bound<'py, PyBytes>, i64, usize, Vec<(i64, i64)>));
+type Made<'py> = (i64, QueuePart<'py>);
 
 /// Pack op records into a log's window. See `ternmq/_native.pyi`.
 #[pyfunction]
@@ -109,16 +107,11 @@ pub fn store_ops<'py>(
     if closed.is_empty() || topic_field.is_empty() {
         return Ok(None);
     }
-    // What a panic leaves behind the end of the log was never sealed: it does not exist.
     let work = || store(room, &closed, &shared, log_offset, queue_offset);
-    let Some((added, last_offset)) = or_doubt(|| None, work) else {
+    let Some((added, last_offset)) = unless_it_panics(work).flatten() else {
         return Ok(None);
     };
-    let entries = PyBytes::new(py, &added.entries);
-    Ok(Some((
-        last_offset,
-        (entries, added.log_end, added.body_bytes, added.tags),
-    )))
+    Ok(added.into_python(py).map(|part| (last_offset, part)))
 }
 
 #[cfg(test)]

@@ -7,13 +7,13 @@ use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::guard::or_doubt;
-use crate::index;
+use crate::packed::{
+    unless_it_panics, Added, Content, Packing, Place, QueuePart, ReplyForm, SendTerms, SentCounts,
+    Target,
+};
 use crate::page::writable;
-use crate::properties::topic_hash;
-use crate::record::{pack, Fields, HOST_V4_BYTES};
+use crate::record::HOST_V4_BYTES;
 use crate::sends::{Request, Run, Sends};
-use crate::storing::{Added, ReplyForm, SendTerms, KEYS_BYTES_MAX};
 use crate::timer::{place_text, slot, wish};
 
 /// URL-safe Base64.
@@ -39,112 +39,72 @@ fn encode(out: &mut Vec<u8>, data: &[u8]) {
 /// What a call of `store` gives, beside the terms.
 struct Call<'a> {
     first: usize,
-    log_offset: i64,
-    store_time_ms: i64,
+    place: Place,
     max_delay_ms: i64,
     born_host: [u8; HOST_V4_BYTES],
     broker_name: &'a str,
     /// By place, whether its messages may be let wait.
     may_wait: Vec<bool>,
-    /// Of the timer topic: the next queue offset, the topic with its length in front, and the hash of its keys.
-    queue_offset: i64,
-    topic_field: &'a [u8],
-    topic_hash: i32,
+    /// The queue of the timer topic.
+    target: Target<'a>,
 }
 
 /// What is known of the records that were packed.
-struct Stored {
+struct Stored<'a> {
     /// Number of the first send that is not stored.
     next: usize,
-    end_offset: i64,
-    last_offset: i64,
+    packing: Packing<'a>,
     /// What they add to the queue of the timer topic.
     added: Added,
-    /// By place, how many messages and bytes of bodies it sent.
-    sent: Vec<(usize, usize)>,
-    keys: Vec<u8>,
-    replies: Vec<u8>,
+    sent: SentCounts,
 }
 
 /// Pack the sends from `call.first` on as waiting records into `room`, up to the first that is not plain.
-fn store(
+fn store<'a>(
     data: &[u8],
     run: &Run,
-    room: &mut [u8],
+    room: &'a mut [u8],
     terms: &SendTerms,
     form: &ReplyForm,
     mut call: Call<'_>,
-) -> Stored {
+) -> Stored<'a> {
     let mut made = Stored {
         next: call.first,
-        end_offset: call.log_offset,
-        last_offset: call.log_offset,
+        packing: Packing::new(room, call.place),
         added: Added::default(),
-        sent: vec![(0, 0); run.places.len()],
-        keys: Vec::new(),
-        replies: Vec::new(),
+        sent: SentCounts::of(run),
     };
     let Some(before_handle) = &form.before_handle else {
         return made;
     };
-    let mut at = 0;
+    let packing = &mut made.packing;
     let mut key = Vec::new();
     for request in run.requests.iter().skip(call.first) {
         let Request::Send(send) = request else {
             break;
         };
-        let properties = &run.texts[send.properties.clone()];
-        if call.may_wait.get(send.place) != Some(&true) || terms.has_mark(properties) {
+        let content = Content::of_send(send, run, data, call.born_host);
+        if call.may_wait.get(send.place) != Some(&true) || terms.has_mark(content.properties) {
             break;
         }
-        let wanted = wish(properties)
-            .and_then(|(number, ms)| slot(number, ms, call.store_time_ms, call.max_delay_ms));
+        let wanted = wish(content.properties)
+            .and_then(|(number, ms)| slot(number, ms, packing.store_time_ms(), call.max_delay_ms));
         let Some(slot_ms) = wanted else {
             break;
         };
-        if made.keys.len() > KEYS_BYTES_MAX {
-            break;
-        }
         let place = &run.places[send.place];
         let waits = place_text(slot_ms, &place.topic, i64::from(place.queue_id));
-        let body = &data[send.body_at..send.frame.end];
-        let properties_bytes = properties.len() + terms.more_properties.len() + waits.len();
-        let size = terms.record_bytes(body.len(), call.topic_field.len(), properties_bytes);
-        let Some(size) = size.filter(|&size| size <= room.len() - at) else {
-            break;
-        };
-        let log_offset = made.end_offset;
-        if index::make(
-            &mut made.keys,
-            properties,
-            call.topic_hash,
-            log_offset,
-            call.store_time_ms,
-        )
-        .is_err()
-        {
-            break;
-        }
-        let fields = Fields {
-            queue_id: 0,
-            flag: send.flag,
-            queue_offset: call.queue_offset,
-            log_offset,
-            sysflag: send.sysflag & terms.sysflag_mask,
-            born_time_ms: send.born_time_ms,
-            born_host: &call.born_host,
-            store_time_ms: call.store_time_ms,
-            store_host: &terms.store_host,
-            reconsume_times: send.reconsume_times,
-            prepared_offset: 0,
-        };
-        pack(
-            &mut room[at..at + size],
-            &fields,
-            body,
-            call.topic_field,
-            [properties, &terms.more_properties, waits.as_bytes()],
+        let queue_offset = call.target.queue_offset;
+        let put = packing.put(
+            terms,
+            &mut call.target,
+            &content,
+            waits.as_bytes(),
+            &mut made.added,
         );
+        let Some(log_offset) = put else {
+            break;
+        };
         if !send.is_oneway {
             let unique_key = &run.texts[send.key.clone()];
             // The next ms, so that rounding it down gives the slot again.
@@ -160,29 +120,16 @@ fn store(
             key.extend_from_slice(before_handle);
             encode(&mut key, handle.as_bytes());
             form.fill(
-                &mut made.replies,
+                &mut packing.replies,
                 log_offset,
                 place.queue_id,
-                call.queue_offset,
+                queue_offset,
                 &key,
                 send.opaque,
             );
         }
-        call.queue_offset += 1;
-        at += size;
-        made.last_offset = log_offset;
-        made.end_offset = log_offset + size as i64;
         made.next += 1;
-        made.added.add(
-            log_offset,
-            size,
-            send.tags_code,
-            call.queue_offset,
-            body.len(),
-        );
-        let (count, body_bytes) = &mut made.sent[send.place];
-        *count += 1;
-        *body_bytes += body.len();
+        made.sent.add(send.place, content.body.len());
     }
     made
 }
@@ -191,7 +138,7 @@ type Made<'py> = (
     usize,
     i64,
     i64,
-    (Bound<'py, PyBytes>, i64, usize, Vec<(i64, i64)>),
+    QueuePart<'py>,
     Vec<(usize, usize, usize)>,
     Bound<'py, PyBytes>,
     Bound<'py, PyBytes>,
@@ -220,9 +167,10 @@ pub fn store_timed_sends<'py>(
     queue_offset: i64,
     topic_field: &[u8],
 ) -> PyResult<Option<Made<'py>>> {
-    let (Ok(born_host), Some(Ok(topic_hash))) =
-        (born_host.try_into(), topic_field.get(1..).map(topic_hash))
-    else {
+    let (Ok(born_host), Some(target)) = (
+        born_host.try_into(),
+        Target::of_system(topic_field, queue_offset),
+    ) else {
         return Ok(None);
     };
     let Some(room) = writable(py, &page)?.get_mut(at..end) else {
@@ -230,42 +178,34 @@ pub fn store_timed_sends<'py>(
     };
     let call = Call {
         first,
-        log_offset,
-        store_time_ms,
+        place: Place {
+            log_offset,
+            lead: 0,
+            store_time_ms,
+        },
         max_delay_ms,
         born_host,
         broker_name,
         may_wait,
-        queue_offset,
-        topic_field,
-        topic_hash,
+        target,
     };
     let data = sends.data.as_bytes(py);
-    // What a panic leaves behind the end of the log was never sealed: it does not exist.
-    let work = || Some(store(data, &sends.run, room, terms, form, call));
-    let Some(made) = or_doubt(|| None, work) else {
+    let work = || store(data, &sends.run, room, terms, form, call);
+    let Some(made) = unless_it_panics(work).filter(|made| made.next > first) else {
         return Ok(None);
     };
-    if made.next == first {
-        return Ok(None);
-    }
-    let sent = made.sent.iter().enumerate();
-    Ok(Some((
-        made.next,
-        made.end_offset,
-        made.last_offset,
+    let packing = made.packing;
+    Ok(made.added.into_python(py).map(|added| {
         (
-            PyBytes::new(py, &made.added.entries),
-            made.added.log_end,
-            made.added.body_bytes,
-            made.added.tags,
-        ),
-        sent.filter(|(_, &(count, _))| count > 0)
-            .map(|(place, &(count, body_bytes))| (place, count, body_bytes))
-            .collect(),
-        PyBytes::new(py, &made.keys),
-        PyBytes::new(py, &made.replies),
-    )))
+            made.next,
+            packing.end_offset,
+            packing.last_offset,
+            added,
+            made.sent.into_python(),
+            PyBytes::new(py, &packing.keys),
+            PyBytes::new(py, &packing.replies),
+        )
+    }))
 }
 
 #[cfg(test)]

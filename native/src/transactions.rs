@@ -15,13 +15,14 @@ use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PySet};
 
-use crate::guard::or_doubt;
-use crate::index;
+use crate::packed::{
+    unless_it_panics, Added, Content, Packing, Place, QueuePart, ReplyForm, SendTerms, SentCounts,
+    Target,
+};
 use crate::page::{readable, writable};
 use crate::properties::{last_value, tags_code, topic_hash};
-use crate::record::{get_i32, get_i64, pack, plain_parts, Fields, Parts, HOST_V4_BYTES};
+use crate::record::{get_i32, get_i64, plain_parts, Parts, HOST_V4_BYTES};
 use crate::sends::{Ending, Parsed, Request, Run, Sends};
-use crate::storing::{Added, ReplyForm, SendTerms, KEYS_BYTES_MAX};
 
 const COMMIT: i32 = 8;
 /// Flags of hosts that are not IPv4.
@@ -39,22 +40,18 @@ fn value<'a>(properties: &'a [u8], key: &[u8]) -> Option<&'a [u8]> {
 /// What `plan` and `store` are given by the caller.
 struct Call<'a> {
     first: usize,
-    /// Log offset of the page's first byte, and of the first record that is packed.
+    /// Log offset of the page's first byte.
     base: i64,
-    log_offset: i64,
     /// Records before this log offset are not read.
     from_offset: i64,
-    store_time_ms: i64,
     born_host: [u8; HOST_V4_BYTES],
     group_bytes_max: usize,
     /// By place, whether its messages may become halves.
     may_begin: Vec<bool>,
     /// By number of the request: whether it ends a half that is open, and not in doubt.
     may_end: Vec<bool>,
-    /// Of the half topic: the next queue offset, the topic with its length in front, and the hash of its keys.
-    queue_offset: i64,
-    topic_field: &'a [u8],
-    topic_hash: i32,
+    /// The queue of the half topic.
+    halves: Target<'a>,
 }
 
 /// The terms of halves, and those of commits.
@@ -64,7 +61,7 @@ struct Terms<'a> {
 }
 
 /// The queue of a message that is committed.
-struct Target {
+struct Destination {
     topic: String,
     topic_hash: i32,
     queue_id: i32,
@@ -79,8 +76,8 @@ enum Step {
     Commit {
         /// Where its half stands in the page.
         half: Range<usize>,
-        /// Number of its target.
-        target: usize,
+        /// Number of its destination.
+        destination: usize,
     },
 }
 
@@ -88,7 +85,7 @@ enum Step {
 #[derive(Default)]
 struct Plan {
     steps: Vec<Step>,
-    targets: Vec<Target>,
+    destinations: Vec<Destination>,
 }
 
 impl Plan {
@@ -131,7 +128,7 @@ impl Plan {
         let record = rest.get(..size)?;
         let parts = plain_parts(record, ending.log_offset)?;
         let properties = parts.properties;
-        if parts.topic_field != call.topic_field
+        if parts.topic_field != call.halves.topic_field
             || get_i64(record, 20) != ending.queue_offset
             || get_i32(record, 36) & HOST_FLAGS != 0
             || !parts.is_sound(record)
@@ -152,12 +149,12 @@ impl Plan {
         if self.steps.iter().any(is_known) {
             return None;
         }
-        let target = self.target(&parts)?;
-        Some(Step::Commit { half, target })
+        let destination = self.destination(&parts)?;
+        Some(Step::Commit { half, destination })
     }
 
     /// The number of the queue to which the message of a half goes.
-    fn target(&mut self, parts: &Parts<'_>) -> Option<usize> {
+    fn destination(&mut self, parts: &Parts<'_>) -> Option<usize> {
         let topic = value(parts.properties, b"\x02REAL_TOPIC\x01")?;
         let digits = value(parts.properties, b"\x02REAL_QID\x01")?;
         if digits.len() > QUEUE_ID_DIGITS_MAX || !digits.iter().all(u8::is_ascii_digit) {
@@ -167,16 +164,16 @@ impl Plan {
             .iter()
             .fold(0i32, |value, digit| value * 10 + i32::from(digit - b'0'));
         let is_same =
-            |known: &Target| known.queue_id == queue_id && known.topic.as_bytes() == topic;
-        if let Some(target) = self.targets.iter().position(is_same) {
-            return Some(target);
+            |known: &Destination| known.queue_id == queue_id && known.topic.as_bytes() == topic;
+        if let Some(destination) = self.destinations.iter().position(is_same) {
+            return Some(destination);
         }
-        self.targets.push(Target {
+        self.destinations.push(Destination {
             topic: std::str::from_utf8(topic).ok()?.to_owned(),
             topic_hash: topic_hash(topic).ok()?,
             queue_id,
         });
-        Some(self.targets.len() - 1)
+        Some(self.destinations.len() - 1)
     }
 }
 
@@ -202,13 +199,6 @@ fn half_note(run: &Run, send: &Parsed, terms: &Terms<'_>, call: &Call<'_>) -> Op
     })
 }
 
-/// Where the messages of a target are stored, as Python tells it.
-struct Queue<'a> {
-    queue_offset: i64,
-    /// The topic with its length in front.
-    topic_field: &'a [u8],
-}
-
 /// What the answers are made of: to a half, and to a commit before and behind its opaque.
 struct Forms<'a> {
     half: &'a ReplyForm,
@@ -230,20 +220,16 @@ impl Forms<'_> {
 }
 
 /// What is known of the records that were packed.
-struct Stored {
+struct Stored<'a> {
     /// Number of the first request that is not carried out.
     next: usize,
-    end_offset: i64,
-    last_offset: i64,
-    /// What they add to the half queue, and by target to the queues of messages.
+    packing: Packing<'a>,
+    /// What they add to the half queue, and by destination to the queues of messages.
     halves: Added,
     messages: Vec<Added>,
-    /// By place, how many messages and bytes of bodies it sent.
-    sent: Vec<(usize, usize)>,
+    sent: SentCounts,
     /// Queue offsets of the halves that were committed.
     closed: Vec<i64>,
-    keys: Vec<u8>,
-    replies: Vec<u8>,
 }
 
 /// What a call of `store` works on.
@@ -253,189 +239,110 @@ struct Store<'a> {
     plan: &'a Plan,
     terms: Terms<'a>,
     forms: Forms<'a>,
-    queues: Vec<Option<Queue<'a>>>,
+    /// By destination.
+    targets: Vec<Option<Target<'a>>>,
 }
 
 impl Store<'_> {
     /// Pack what was planned into `room`, up to the first that has no place there. `written` is the page before it.
-    fn store(&mut self, written: &[u8], room: &mut [u8], mut call: Call<'_>) -> Stored {
+    fn store<'a>(
+        &mut self,
+        written: &[u8],
+        room: &'a mut [u8],
+        place: Place,
+        mut call: Call<'_>,
+    ) -> Stored<'a> {
+        let destinations = self.plan.destinations.iter();
         let mut made = Stored {
             next: call.first,
-            end_offset: call.log_offset,
-            last_offset: call.log_offset,
+            packing: Packing::new(room, place),
             halves: Added::default(),
-            messages: std::iter::repeat_with(Added::default)
-                .take(self.plan.targets.len())
-                .collect(),
-            sent: vec![(0, 0); self.run.places.len()],
+            messages: destinations.map(|_| Added::default()).collect(),
+            sent: SentCounts::of(self.run),
             closed: Vec::new(),
-            keys: Vec::new(),
-            replies: Vec::new(),
         };
-        let mut at = 0;
         let requests = self.run.requests.iter().skip(call.first);
         for (request, step) in requests.zip(&self.plan.steps) {
-            // The run goes on in the next call.
-            if made.keys.len() > KEYS_BYTES_MAX {
-                break;
-            }
-            let room = &mut room[at..];
-            let size = match (request, step) {
+            let put = match (request, step) {
                 (Request::Send(send), Step::Half { note }) => {
-                    self.begin(send, note.as_bytes(), room, &mut call, &mut made)
+                    self.begin(send, note.as_bytes(), &mut call, &mut made)
                 }
-                (Request::End(ending), Step::Commit { half, target }) => self.commit(
-                    ending,
-                    &written[half.clone()],
-                    *target,
-                    room,
-                    &call,
-                    &mut made,
-                ),
+                (Request::End(ending), Step::Commit { half, destination }) => {
+                    self.commit(ending, &written[half.clone()], *destination, &mut made)
+                }
                 _ => None,
             };
-            let Some(size) = size else {
+            if put.is_none() {
                 break;
-            };
-            at += size;
-            made.last_offset = made.end_offset;
-            made.end_offset += size as i64;
+            }
             made.next += 1;
         }
         made
     }
 
-    /// Pack a half; its size.
+    /// Pack a half.
     fn begin(
         &self,
         send: &Parsed,
         note: &[u8],
-        room: &mut [u8],
         call: &mut Call<'_>,
-        made: &mut Stored,
-    ) -> Option<usize> {
-        let (run, terms) = (self.run, self.terms.half);
-        let properties = &run.texts[send.properties.clone()];
-        let body = &self.data[send.body_at..send.frame.end];
-        let properties_bytes = properties.len() + terms.more_properties.len() + note.len();
-        let size = terms.record_bytes(body.len(), call.topic_field.len(), properties_bytes)?;
-        let page = room.get_mut(..size)?;
-        let log_offset = made.end_offset;
-        index::make(
-            &mut made.keys,
-            properties,
-            call.topic_hash,
-            log_offset,
-            call.store_time_ms,
-        )
-        .ok()?;
-        let fields = Fields {
-            queue_id: 0,
-            flag: send.flag,
-            queue_offset: call.queue_offset,
-            log_offset,
-            sysflag: send.sysflag & terms.sysflag_mask,
-            born_time_ms: send.born_time_ms,
-            born_host: &call.born_host,
-            store_time_ms: call.store_time_ms,
-            store_host: &terms.store_host,
-            reconsume_times: send.reconsume_times,
-            prepared_offset: 0,
-        };
-        let texts = [properties, &terms.more_properties, note];
-        pack(page, &fields, body, call.topic_field, texts);
+        made: &mut Stored<'_>,
+    ) -> Option<()> {
+        let content = Content::of_send(send, self.run, self.data, call.born_host);
+        let queue_offset = call.halves.queue_offset;
+        let (packing, added) = (&mut made.packing, &mut made.halves);
+        let log_offset = packing.put(self.terms.half, &mut call.halves, &content, note, added)?;
         if !send.is_oneway {
             self.forms.half.fill(
-                &mut made.replies,
+                &mut packing.replies,
                 log_offset,
-                run.places[send.place].queue_id,
-                call.queue_offset,
-                &run.texts[send.key.clone()],
+                self.run.places[send.place].queue_id,
+                queue_offset,
+                &self.run.texts[send.key.clone()],
                 send.opaque,
             );
         }
-        call.queue_offset += 1;
-        made.halves.add(
-            log_offset,
-            size,
-            send.tags_code,
-            call.queue_offset,
-            body.len(),
-        );
-        let (count, body_bytes) = &mut made.sent[send.place];
-        *count += 1;
-        *body_bytes += body.len();
-        Some(size)
+        made.sent.add(send.place, content.body.len());
+        Some(())
     }
 
-    /// Pack the message of a half; its size.
+    /// Pack the message of a half.
     fn commit(
         &mut self,
         ending: &Ending,
         half: &[u8],
         number: usize,
-        room: &mut [u8],
-        call: &Call<'_>,
-        made: &mut Stored,
-    ) -> Option<usize> {
-        let (target, terms) = (&self.plan.targets[number], self.terms.commit);
-        let queue = self.queues[number].as_mut()?;
+        made: &mut Stored<'_>,
+    ) -> Option<()> {
+        let target = self.targets[number].as_mut()?;
         let parts = plain_parts(half, ending.log_offset)?;
-        let (body, properties) = (parts.body, parts.properties);
-        let size = terms.record_bytes(body.len(), queue.topic_field.len(), properties.len())?;
-        let page = room.get_mut(..size)?;
-        let code = tags_code(properties).ok()?;
-        let log_offset = made.end_offset;
-        index::make(
-            &mut made.keys,
-            properties,
-            target.topic_hash,
-            log_offset,
-            call.store_time_ms,
-        )
-        .ok()?;
-        let fields = Fields {
-            queue_id: target.queue_id,
+        let content = Content {
             flag: get_i32(half, 16),
-            queue_offset: queue.queue_offset,
-            log_offset,
-            sysflag: get_i32(half, 36) & terms.sysflag_mask | COMMIT,
+            sysflag: get_i32(half, 36),
+            own_sysflag: COMMIT,
             born_time_ms: get_i64(half, 40),
             born_host: half[48..56].try_into().expect("eight bytes"),
-            store_time_ms: call.store_time_ms,
-            store_host: &terms.store_host,
             reconsume_times: get_i32(half, 72),
             prepared_offset: ending.log_offset,
+            body: parts.body,
+            properties: parts.properties,
+            tags_code: tags_code(parts.properties).ok()?,
         };
-        pack(
-            page,
-            &fields,
-            body,
-            queue.topic_field,
-            [properties, b"", b""],
-        );
+        let (packing, added) = (&mut made.packing, &mut made.messages[number]);
+        packing.put(self.terms.commit, target, &content, b"", added)?;
         if !ending.is_oneway {
-            self.forms.fill_commit(&mut made.replies, ending.opaque);
+            self.forms.fill_commit(&mut packing.replies, ending.opaque);
         }
-        queue.queue_offset += 1;
-        made.messages[number].add(log_offset, size, code, queue.queue_offset, body.len());
         made.closed.push(ending.queue_offset);
-        Some(size)
+        Some(())
     }
-}
-
-type Entries<'py> = (Bound<'py, PyBytes>, i64, usize, Vec<(i64, i64)>);
-
-fn entries(py: Python<'_>, added: Added) -> Option<Entries<'_>> {
-    let bytes = PyBytes::new(py, &added.entries);
-    (!added.entries.is_empty()).then_some((bytes, added.log_end, added.body_bytes, added.tags))
 }
 
 type Made<'py> = (
     usize,
     i64,
     i64,
-    Option<Entries<'py>>,
+    Option<QueuePart<'py>>,
     Vec<(usize, usize, usize)>,
     Bound<'py, PyList>,
     Vec<i64>,
@@ -471,9 +378,10 @@ pub fn store_transactions<'py>(
     topic_field: &[u8],
     target: &Bound<'py, PyAny>,
 ) -> PyResult<Option<Made<'py>>> {
-    let (Ok(born_host), Some(Ok(topic_hash))) =
-        (born_host.try_into(), topic_field.get(1..).map(topic_hash))
-    else {
+    let (Ok(born_host), Some(halves)) = (
+        born_host.try_into(),
+        Target::of_system(topic_field, queue_offset),
+    ) else {
         return Ok(None);
     };
     let run = &sends.run;
@@ -490,16 +398,17 @@ pub fn store_transactions<'py>(
     let call = Call {
         first,
         base: log_offset.saturating_sub_unsigned(at as u64),
-        log_offset,
         from_offset,
-        store_time_ms,
         born_host,
         group_bytes_max,
         may_begin,
         may_end,
-        queue_offset,
-        topic_field,
-        topic_hash,
+        halves,
+    };
+    let place = Place {
+        log_offset,
+        lead: 0,
+        store_time_ms,
     };
     let terms = Terms {
         half: half_terms,
@@ -508,23 +417,16 @@ pub fn store_transactions<'py>(
     let Some(written) = readable(py, &page)?.get(..at) else {
         return Ok(None);
     };
-    let work = || Some(Plan::of(run, written, &terms, &call));
-    let Some(plan) = or_doubt(|| None, work) else {
+    let plan = unless_it_panics(|| Plan::of(run, written, &terms, &call));
+    let Some(plan) = plan.filter(|plan| !plan.steps.is_empty()) else {
         return Ok(None);
     };
-    if plan.steps.is_empty() {
-        return Ok(None);
-    }
     let mut found: Vec<Option<(i64, Bound<'py, PyBytes>)>> = Vec::new();
-    for place in &plan.targets {
-        found.push(target.call1((&place.topic, place.queue_id))?.extract()?);
+    for destination in &plan.destinations {
+        let queue = target.call1((&destination.topic, destination.queue_id))?;
+        found.push(queue.extract()?);
     }
-    let queues = found.iter().map(|queue| {
-        queue.as_ref().map(|(queue_offset, topic_field)| Queue {
-            queue_offset: *queue_offset,
-            topic_field: topic_field.as_bytes(),
-        })
-    });
+    let targets = plan.destinations.iter().zip(&found);
     let mut store = Store {
         data: sends.data.as_bytes(py),
         run,
@@ -534,7 +436,17 @@ pub fn store_transactions<'py>(
             half: form,
             commit: (done.0.as_bytes(), done.1.as_bytes()),
         },
-        queues: queues.collect(),
+        targets: targets
+            .map(|(destination, queue)| {
+                let (queue_offset, topic_field) = queue.as_ref()?;
+                Some(Target {
+                    queue_id: destination.queue_id,
+                    queue_offset: *queue_offset,
+                    topic_field: topic_field.as_bytes(),
+                    topic_hash: destination.topic_hash,
+                })
+            })
+            .collect(),
     };
     let Some((written, room)) = writable(py, &page)?
         .get_mut(..end)
@@ -542,31 +454,26 @@ pub fn store_transactions<'py>(
     else {
         return Ok(None);
     };
-    // What a panic leaves behind the end of the log was never sealed: it does not exist.
-    let Some(made) = or_doubt(|| None, || Some(store.store(written, room, call))) else {
+    let made = unless_it_panics(|| store.store(written, room, place, call));
+    let Some(made) = made.filter(|made| made.next > first) else {
         return Ok(None);
     };
-    if made.next == first {
-        return Ok(None);
-    }
     let messages = PyList::empty(py);
     for (number, added) in made.messages.into_iter().enumerate() {
-        if let Some((entries, log_end, body_bytes, tags)) = entries(py, added) {
+        if let Some((entries, log_end, body_bytes, tags)) = added.into_python(py) {
             messages.append((number, entries, log_end, body_bytes, tags))?;
         }
     }
-    let sent = made.sent.iter().enumerate();
+    let packing = made.packing;
     Ok(Some((
         made.next,
-        made.end_offset,
-        made.last_offset,
-        entries(py, made.halves),
-        sent.filter(|(_, &(count, _))| count > 0)
-            .map(|(place, &(count, body_bytes))| (place, count, body_bytes))
-            .collect(),
+        packing.end_offset,
+        packing.last_offset,
+        made.halves.into_python(py),
+        made.sent.into_python(),
         messages,
         made.closed,
-        PyBytes::new(py, &made.keys),
-        PyBytes::new(py, &made.replies),
+        PyBytes::new(py, &packing.keys),
+        PyBytes::new(py, &packing.replies),
     )))
 }

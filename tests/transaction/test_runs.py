@@ -49,10 +49,10 @@ GROUP_BYTES_MAX: Final = 20
 HALF_BYTES_MAX: Final = 16 * 1024
 
 
-def terms(marks: tuple[str, ...]) -> Any:
+def terms(marks: tuple[str, ...], more: str) -> Any:
     return native.SendTerms(
         store_host=HOST,
-        more_properties=MORE.encode(),
+        more_properties=more.encode(),
         marks=[mark.encode() for mark in marks],
         sysflag_mask=MASK,
         body_bytes_max=1 << 20,
@@ -82,7 +82,9 @@ def carried_out(sends: Any, page: bytearray, at: int, first: int = 0, **changes:
         "topic_field": TOPIC_FIELD,
         "target": target,
     } | changes
-    of_halves, of_commits = terms(("TIMER_", "DELAY\x01", *halves.OWN_MARKS)), terms(("DELAY\x01", *halves.COPY_MARKS))
+    of_halves = terms(("TIMER_", "DELAY\x01", *halves.OWN_MARKS), MORE)
+    # What the broker has added to a half stays as it is.
+    of_commits = terms(("DELAY\x01", *halves.COPY_MARKS), "")
     before, behind = ENDED.parts()
     end = given.pop("end")
     return native.store_transactions(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -302,6 +303,39 @@ async def test_batches_of_4_9_whose_properties_do_not_end_with_a_separator_are_c
 
     stored = [parse(record.properties) for record in await broker.records("orders")]
     assert stored == [{"UNIQ_KEY": key, "TAGS": "T", **OWN} for key in "AB"]
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("UNIQ_KEY\x01A", "UNIQ_KEY\x01A\x02"),
+        ("UNIQ_KEY\x01A\x02K", "UNIQ_KEY\x01A\x02K\x02"),
+        ("UNIQ_KEY\x01A\x02UNIQ_KEY\x01", "UNIQ_KEY\x01A\x02UNIQ_KEY\x01\x02"),
+        ("UNIQ_KEY\x01A\x02K\x01é", "UNIQ_KEY\x01A\x02K\x01é\x02"),
+        ("UNIQ_KEY\x01A\x02K\x01??", "UNIQ_KEY\x01A\x02K\x01\ufffd\ufffd\x02"),
+        ("UNIQ_KEY\x01", None),
+        ("MY_UNIQ_KEY\x01A", None),
+    ],
+)
+async def test_open_endings_are_the_same_with_kernels_and_without(
+    broker: Caller, monkeypatch: pytest.MonkeyPatch, text: str, expected: str | None, is_compiled: bool
+) -> None:
+    """E6: None: the message gets a key. Question marks stand for bytes that are no text."""
+    if not is_compiled:
+        # One that is always in doubt.
+        monkeypatch.setattr("ternmq.store.log.batch.native", SimpleNamespace(expand_batch=lambda *_, **__: None))
+    body = pack_messages([(0, b"1", "UNIQ_KEY\x01B\x02"), (0, b"2", text)]).replace(b"??", b"\xff\xfe")
+
+    reply = await broker.call(RequestCode.SEND_BATCH_MESSAGE, v2("orders", queue_id=0, batch=True), body)
+
+    assert 0 == reply.code
+    _, record = await broker.records("orders")
+    own = "".join(f"{name}\x01{value}\x02" for name, value in OWN.items())
+    if expected is None:
+        assert 32 == len(parse(record.properties)["UNIQ_KEY"])
+    else:
+        assert expected + own == record.properties
 
 
 async def test_messages_of_a_batch_without_a_unique_key_get_one_each(broker: Caller) -> None:

@@ -59,6 +59,7 @@ from ternmq.wire.requests import SendBack, SendFields
 
 if TYPE_CHECKING:
     from ternmq._native import ReplyForm, Sends
+    from ternmq.store.log.run import RunPart
 
 # Texts that betray a property without taking the text apart. A user's name or value may hold them, too: where one is
 # found, ``wire.properties`` looks closer, and decides.
@@ -295,13 +296,22 @@ class Sending:
         )
         if placed is None:
             return first, b"", 0
-        for queue, entries, _, body_bytes, _ in placed.parts:
-            count = len(entries) // ENTRY_BYTES
-            self._count(queue.topic, count, body_bytes, calls=count)
+        self._count_parts(placed.parts)
         if placed.ends and safety.is_awaited:
             self._intake.when_all_safe(held(placed.replies, placed.ends))
             return placed.next, b"", 0
         return placed.next, placed.replies, 0
+
+    def _count_parts(self, parts: Sequence[RunPart]) -> None:
+        """Count what was stored by a run: nearly always, all parts are queues of one topic."""
+        topic, count, size = parts[0].queue.topic, 0, 0
+        for queue, entries, _, body_bytes, _ in parts:
+            if queue.topic != topic:
+                self._count(topic, count, size, calls=count)
+                topic, count, size = queue.topic, 0, 0
+            count += len(entries) // ENTRY_BYTES
+            size += body_bytes
+        self._count(topic, count, size, calls=count)
 
     def _store_timed(self, origin: Origin, sends: Sends, first: int, form: ReplyForm) -> tuple[int, bytes, int]:
         """``send_run`` for those with a delivery time that come first."""
@@ -372,12 +382,18 @@ class Sending:
             raise MessageIllegal("the batch is empty; send at least one message")
         for number, (flag, content, properties) in enumerate(parcels):
             at = properties.find(_UNIQUE_KEY_DATA) if is_plain else -1
-            # The short way: a unique key, and the last pair ended.
-            if at < 0 or (at and properties[at - 1] != 2) or properties[-1] != 2:
-                text, _ = self._prepare(properties.decode(errors="replace"))
-                check_no_time(text, "a message of a batch")
-                _refuse_transaction(text, "a batch")
-                parcels[number] = flag, content, text.encode()
+            # The short way: a unique key with a value. Clients before 5.2 leave the last pair open. On the long way,
+            # bytes that are no text are replaced.
+            if at >= 0 and (not at or properties[at - 1] == 2):
+                if properties[-1] == 2:
+                    continue
+                if at + _KEY_AT < len(properties) and properties.isascii():
+                    parcels[number] = flag, content, properties + b"\x02"
+                    continue
+            text, _ = self._prepare(properties.decode(errors="replace"))
+            check_no_time(text, "a message of a batch")
+            _refuse_transaction(text, "a batch")
+            parcels[number] = flag, content, text.encode()
         return parcels
 
     def send_back(
