@@ -247,25 +247,6 @@ async def test_the_end_of_a_connection_is_noticed_while_more_is_awaited() -> Non
             await asyncio.sleep(0)
 
 
-@linux
-async def test_a_socket_that_is_closed_already_does_not_stop_the_timer() -> None:
-    """B2: TLS tells the end of a connection a turn later."""
-    gatherings, others = Gatherings(), []
-    for _ in range(2):
-        ours, theirs = socket.socketpair()
-        others.append(theirs)
-        transport = asyncio.Transport({"socket": ours})
-        one = gatherings.of(transport)
-        assert one is not None
-        make_busy(one)
-        ours.close()
-    while gatherings._timer is not None:
-        await asyncio.sleep(0)
-    assert {} == gatherings._watched
-    for other in others:
-        other.close()
-
-
 async def test_without_a_socket_all_is_read_at_once() -> None:
     """As in simulations."""
     assert Gatherings().of(asyncio.Transport()) is None

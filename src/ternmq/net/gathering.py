@@ -151,7 +151,7 @@ class Gathering:
 
     def read_all(self, now: float) -> None:
         """It was not read for a while: read what there is, and what comes."""
-        with contextlib.suppress(OSError, ValueError):  # closed, but not told yet
+        with contextlib.suppress(OSError):  # closed, but not told yet
             if bytes_ready(self._socket.fileno()):
                 self._flow.rest(now)
         self._flow.pause()
@@ -168,7 +168,7 @@ class Gathering:
         if low_mark == before or (awaited_bytes and before <= low_mark <= before * 1.25):
             return
         self._low_mark = low_mark
-        with contextlib.suppress(OSError, ValueError):  # closed, but not told yet
+        with contextlib.suppress(OSError):  # closed, but not told yet
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_mark)
         if awaited_bytes:
             self._gatherings.watch(self)
