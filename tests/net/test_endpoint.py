@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 
 from ternmq.errors import NetworkError
-from ternmq.net import endpoint, gathering
+from ternmq.net import endpoint
 from ternmq.net.dial import connect
 from ternmq.net.endpoint import bind, dial_blocking
 from ternmq.net.gate import ANY_CALLER
@@ -119,26 +119,6 @@ async def test_calls_travel_through_tls(for_server: ssl.SSLContext, for_client: 
     async with serving(for_server) as (_, address):
         assert body == await asked(address, for_client, body)
         assert b"hello" == await asyncio.to_thread(asked_blocking, address, for_client)
-
-
-@pytest.mark.skipif(not gathering._HAS_LOW_MARK, reason="only Linux can wait for bytes")
-@pytest.mark.parametrize("kind", ["plain", "tls"])
-async def test_a_request_is_answered_while_the_kernel_waits_for_more(
-    kind: str, for_server: ssl.SSLContext, for_client: ssl.SSLContext
-) -> None:
-    """B2: the connection was busy just before (``net.gathering``)."""
-    is_tls = kind == "tls"
-    async with (
-        serving(for_server if is_tls else None) as (server, address),
-        dialled(address, for_client if is_tls else None) as peer,
-    ):
-        await peer.call(ECHO)
-        [theirs] = server.peers
-        assert theirs._gathering is not None
-        for _ in range(3):
-            theirs._gathering._set(8 * 1024)
-            for body in (b"a", b"b"):
-                assert body == bytes((await peer.call(ECHO, body=body, timeout_ms=int(LONG_S * 1000))).body)
 
 
 @pytest.mark.parametrize("client", ["plain", "tls"])
