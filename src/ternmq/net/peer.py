@@ -35,7 +35,6 @@ from ternmq.net.callers import SendCaller, SentAnswer
 from ternmq.net.calls import CALLS_MAX, CallingStream, code_name
 from ternmq.net.endpoint import is_silence
 from ternmq.net.gate import Gate, Rights, Rule
-from ternmq.net.gathering import Gathering, Gatherings
 from ternmq.net.lanes import FULL, Lane, Lanes
 from ternmq.net.latency import Latency
 from ternmq.net.limits import OUTGOING, Usage
@@ -115,12 +114,11 @@ class Peer(CallingStream):
         credentials: Credentials | None = None,
         usage: Usage | None = None,
         latencies: RpcLatencies | None = None,
-        gatherings: Gatherings | None = None,
         calls_max: int = CALLS_MAX,
         idle_s: float = IDLE_S,
     ) -> None:
         """``usage`` is what the connections of one server share; a connection of ours has one of its own. So are
-        ``latencies`` and ``gatherings``, which a connection of ours does not have.
+        ``latencies``, which a connection of ours does not count.
 
         Without a ``gate``, every request is admitted. Calls of ours are signed with ``credentials``.
         """
@@ -138,8 +136,6 @@ class Peer(CallingStream):
         self._on_close = on_close
         self._gate = gate
         self.latencies = latencies
-        self._gatherings = gatherings
-        self._gathering: Gathering | None = None
         #: Requests of one code that were answered in this turn, and are not noted yet.
         self._tallied = 0
         self._tallied_code = -1
@@ -335,24 +331,18 @@ class Peer(CallingStream):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        if self._gatherings is not None:
-            self._gathering = self._gatherings.of(transport)
         if self._on_open is not None:
             self._on_open(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self.is_silent = is_silence(exc)
-        if self._gathering is not None:
-            self._gathering.close()
         if self._on_close is not None:
             self._on_close(self)
         self._fail_calls(exc)
 
     def data_received(self, data: bytes) -> None:
         now = self._active_at = self._time()
-        if self._gathering is not None:
-            self._gathering.read(len(data), now)
         decoder, runs, sends = self._decoder, self._runs, self._sends
         refused = 0
         if sends is not None:

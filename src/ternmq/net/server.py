@@ -16,7 +16,6 @@ from contextlib import asynccontextmanager
 from ternmq.net import endpoint
 from ternmq.net.endpoint import Acceptor, Bound
 from ternmq.net.gate import Gate
-from ternmq.net.gathering import Gatherings
 from ternmq.net.lanes import LaneConfig, Lanes
 from ternmq.net.limits import Limits, Usage
 from ternmq.net.peer import Peer, RouteTable
@@ -44,7 +43,6 @@ class Server:
         self.lanes = lanes
         self.usage = Usage(limits)
         self.latencies = RpcLatencies()
-        self._gatherings = Gatherings()
         self._gate = gate
         self._tls = tls
         self._tasks = tasks
@@ -115,7 +113,6 @@ class Server:
                 gate=self._gate,
                 usage=self.usage,
                 latencies=self.latencies,
-                gatherings=self._gatherings,
             )
 
         port = bound.getsockname()[1]
