@@ -13,6 +13,7 @@ import pytest
 
 from ternmq.errors import NotRunning
 from ternmq.kernels import HAS_NATIVE, native
+from ternmq.raft import checked_entries
 from ternmq.raft import log as raft_log_module
 from ternmq.raft.log import RaftLog, RaftPaths
 from ternmq.store.config import StoreConfig
@@ -271,7 +272,7 @@ def test_a_follower_folds_what_the_kernels_leave_the_same(tmp_path: Path) -> Non
         log = node.store.log
         assert isinstance(log, RaftLog)
         with (
-            mock.patch.object(raft_log_module, "HAS_NATIVE", is_native),
+            mock.patch.object(checked_entries, "HAS_NATIVE", is_native),
             mock.patch.object(follower, "HAS_NATIVE", is_native),
             mock.patch.object(native, "check_entries", wraps=native.check_entries) as checked,
             mock.patch.object(native, "scan", wraps=native.scan) as scanned,
