@@ -75,11 +75,12 @@ def test_a_text_as_body_is_the_callers_mistake() -> None:
 @pytest.mark.parametrize(
     "body", [memoryview(array("i", [1, 2])), memoryview(b"abcd")[::2], memoryview(b"abcd").cast("B", (2, 2))]
 )
-def test_a_view_that_is_not_bytes_in_a_row_is_refused(body: memoryview) -> None:
+def test_a_view_that_is_not_bytes_in_a_row_is_refused(body: Any) -> None:
     """B1, E2: the frame had the length of its items, and the rest of its bytes was read as the next frame."""
     with pytest.raises(TypeError, match=r"use view\.tobytes\(\)"):
         check_message(Message("orders", body))
-    check_message(Message("orders", memoryview(b"abcd")[1:3]))
+    row: Any = memoryview(b"abcd")[1:3]
+    check_message(Message("orders", row))
 
 
 def test_a_queue_of_another_topic_is_refused() -> None:
