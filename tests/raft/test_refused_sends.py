@@ -8,15 +8,20 @@ import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import pytest
 
 from ternmq.broker import raft_sends
 from ternmq.embedded import EmbeddedCluster
+from ternmq.errors import NotMaster
+from ternmq.net.gate import Action, Rule
+from ternmq.net.lanes import Lanes
+from ternmq.net.peer import Peer, Route
+from ternmq.tasks import Tasks
 from ternmq.wire.codes import RequestCode, ResponseCode
-from ternmq.wire.header import encode_json
+from ternmq.wire.header import Reply, Request, encode_json
 from tests.raft.test_follow_the_leader import led
 from tests.replication.world import LONG_S
 
@@ -86,3 +91,23 @@ async def test_no_more_than_some_refusals_wait(tmp_path: Path, monkeypatch: pyte
     async with a_sender_to_a_follower(tmp_path) as sender:
         sender.send("JAVA", "JAVA", "JAVA")
         assert 3 == (await sender.answer())[0]
+
+
+async def test_the_message_of_a_refusal_that_waits_is_not_kept() -> None:
+    """Thousands may wait, with bodies of megabytes. The error has the frames that it was raised in, and these have the
+    message."""
+
+    def hand_over(_: Peer, request: Request[Any]) -> Reply:
+        body = request.body
+        raise NotMaster(f"n1 hands the leadership over to n2; {len(body)} bytes are not stored")
+
+    send = Route(hand_over, "send", Rule(Action.PUB, topic="b"))
+    routes = raft_sends.RaftSends().routes(
+        dict.fromkeys((RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE), send)
+    )
+    message = bytearray(b"hello")
+    request = Request[Any](RequestCode.SEND_MESSAGE_V2, language="JAVA", body=memoryview(message))
+    async with Tasks() as tasks:
+        peer = Peer({}, Lanes([]), tasks)
+        assert routes[RequestCode.SEND_MESSAGE_V2].handler(peer, request) is None
+    message.clear()  # BufferError if there is a view of it

@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
 
 from ternmq import Admin, Message, Producer, PushConsumer, SendStatus, StartPosition
+from ternmq.client.connect.instance import ClientInstance
 from ternmq.errors import MachineSilent, TernError
 from ternmq.testing.cluster import Cluster, Node
 from ternmq.testing.loop import simulated_loop
+from ternmq.wire.codes import RequestCode
 
 
 def live(story: Callable[[Cluster], Awaitable[None]]) -> None:
@@ -39,11 +44,14 @@ async def start_two(cluster: Cluster) -> Node:
     return broker
 
 
-async def within(cluster: Cluster, program: Callable[[Producer], Awaitable[None]]) -> None:
+async def within(
+    cluster: Cluster, program: Callable[[Producer], Awaitable[None]], *, vip_channel: bool = False
+) -> None:
     """Run a program that sends, on a machine of its own, to its end."""
 
     async def run(node: Node) -> None:
-        async with Producer("shop", client=node.client_config(), env=node.env) as producer:
+        client = replace(node.client_config(), vip_channel=vip_channel)
+        async with Producer("shop", client=client, env=node.env) as producer:
             await program(producer)
             node.is_ready()
             await node.stopping.wait()
@@ -53,8 +61,10 @@ async def within(cluster: Cluster, program: Callable[[Producer], Awaitable[None]
     await node.stop()
 
 
-def test_only_the_first_sends_wait_for_a_dead_machine() -> None:
-    """The name server names it for two minutes more, and each second send would choose it."""
+@pytest.mark.parametrize("vip_channel", [False, True])
+def test_only_the_first_sends_wait_for_a_dead_machine(vip_channel: bool) -> None:
+    """The name server names it for two minutes more, and each second send would choose it. With ``vip_channel`` they go
+    to a port that no route names."""
 
     async def story(cluster: Cluster) -> None:
         broker = await start_two(cluster)
@@ -72,7 +82,7 @@ def test_only_the_first_sends_wait_for_a_dead_machine() -> None:
             assert {"broker-b"} == set(names)
             assert cluster.loop.time() - began < 1.0, "200 sends to a broker that lives, in virtual time"
 
-        await within(cluster, sell)
+        await within(cluster, sell, vip_channel=vip_channel)
 
     live(story)
 
@@ -116,6 +126,38 @@ def test_a_call_to_a_machine_that_was_found_silent_says_so_at_once() -> None:
             assert then - first < 0.1
 
         await within(cluster, sell)
+
+    live(story)
+
+
+def test_a_call_ends_when_its_machine_is_found_silent_while_the_client_closes() -> None:
+    async def story(cluster: Cluster) -> None:
+        broker = await start_two(cluster)
+
+        async def run(node: Node) -> None:
+            async with ClientInstance(node.client_config(), env=node.env) as instance:
+                route = await instance.routes.of("orders")
+                address = route.address("broker-a")
+                assert address is not None
+                peer = await instance.connections.to(address)
+
+                async def end_late() -> None:
+                    try:
+                        await asyncio.sleep(3600)
+                    finally:
+                        await asyncio.sleep(10)
+
+                instance.start(end_late)
+                call = peer.start_call(RequestCode.GET_BROKER_RUNTIME_INFO)
+                broker.cut_power()
+                await asyncio.sleep(1)
+            assert isinstance(call.exception(), MachineSilent)
+            node.is_ready()
+            await node.stopping.wait()
+
+        node = cluster.node("caller", run)
+        await cluster.start(node)
+        await node.stop()
 
     live(story)
 

@@ -50,8 +50,10 @@ class RaftSends:
                 if request.oneway or request.language_name == _OURS or self._held >= HELD_MAX:
                     raise
                 request.release()
+                # The frames that it was raised in have the message, too.
+                held = refusal.with_traceback(None)
                 self._held += 1
-                asyncio.get_running_loop().call_later(HELD_S, self._refuse, peer, request, refusal)
+                asyncio.get_running_loop().call_later(HELD_S, self._refuse, peer, request, held)
                 return None
 
         return replace(route, handler=handle)

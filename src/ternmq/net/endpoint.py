@@ -267,7 +267,7 @@ def _notice_death(connection: socket.socket) -> None:
     A process that dies closes its connections. A machine that dies does not: callers would wait for their time-outs,
     one call after the other, although another broker has taken over. It is the kernel of the other machine that
     acknowledges, whatever its programs do: a broker that is busy is not cut off, nor is a pull that is held. (One that
-    reads nothing for so long while its buffers are full is.)
+    reads nothing for so long while its buffers are full is, or so little that its receive window stays closed.)
     """
     # Linux has all of them. macOS names the first one otherwise, and neither it nor Windows has the last.
     if hasattr(socket, "TCP_KEEPIDLE"):

@@ -7,13 +7,16 @@ from pathlib import Path
 import pytest
 
 from ternmq.broker.broker import Broker
+from ternmq.message import Outcome
 from ternmq.wire.bodies.codec import decode
 from ternmq.wire.bodies.stats import BrokerStats
 from ternmq.wire.codes import RequestCode, ResponseCode
+from ternmq.wire.record import Sysflag
 from ternmq.wire.requests import PopMessage, PullMessage, PullSysflag, SendBack
 from ternmq.wire.requests_admin import BrokerStatsQuery
 from tests.broker.calls import dialled, settings, small_store
 from tests.broker.handlers.conftest import Client
+from tests.broker.handlers.test_transaction import end
 
 
 async def series(client: Client, name: str, key: str) -> tuple[int, float]:
@@ -98,6 +101,23 @@ async def test_a_delayed_message_counts_when_it_is_taken_and_when_it_is_delivere
             await counted("BROKER_PUT_NUMS", "DefaultCluster"),
             await counted("GROUP_GET_NUMS", "later@readers"),
         )
+
+
+async def test_a_delayed_message_of_a_transaction_counts_under_its_own_topic_when_it_is_delivered(
+    tmp_path: Path,
+) -> None:
+    """D5, I1, J1: it counted there as a half, too."""
+    async with Broker(settings(), small_store(tmp_path)) as broker, dialled(broker.address) as caller:
+        properties = {"UNIQ_KEY": "K1", "TRAN_MSG": "true", "PGROUP": "shop", "DELAY": "1"}
+        sent = await caller.sent(
+            "later", b"123", properties=properties, sysflag=Sysflag.PREPARED, producer_group="shop"
+        )
+        assert 0 == (await end(caller, sent, Outcome.COMMIT)).code
+        await caller.arrived("later", 1)
+        for topic in ("later", "RMQ_SYS_TRANS_HALF_TOPIC"):
+            header = BrokerStatsQuery(stats_name="TOPIC_PUT_NUMS", stats_key=topic)
+            response = await caller.call(RequestCode.VIEW_BROKER_STATS_DATA, header)
+            assert 1 == decode(response.body, BrokerStats).stats_day.sum, topic
 
 
 async def test_a_message_that_is_revived_counts_under_its_retry_topic(tmp_path: Path) -> None:

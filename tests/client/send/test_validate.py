@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import pytest
@@ -69,6 +70,17 @@ def test_what_no_broker_takes_is_refused(settings: dict[str, Any], reason: str) 
 def test_a_text_as_body_is_the_callers_mistake() -> None:
     with pytest.raises(TypeError, match=r"expected bytes; for text use text\.encode\(\)"):
         check_message(Message("orders", "text"))  # type: ignore[arg-type]  # the mistake under test
+
+
+@pytest.mark.parametrize(
+    "body", [memoryview(array("i", [1, 2])), memoryview(b"abcd")[::2], memoryview(b"abcd").cast("B", (2, 2))]
+)
+def test_a_view_that_is_not_bytes_in_a_row_is_refused(body: Any) -> None:
+    """B1, E2: the frame had the length of its items, and the rest of its bytes was read as the next frame."""
+    with pytest.raises(TypeError, match=r"use view\.tobytes\(\)"):
+        check_message(Message("orders", body))
+    row: Any = memoryview(b"abcd")[1:3]
+    check_message(Message("orders", row))
 
 
 def test_a_queue_of_another_topic_is_refused() -> None:

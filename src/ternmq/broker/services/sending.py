@@ -43,6 +43,7 @@ from ternmq.delay.timer import Timer, check_no_time
 from ternmq.errors import InvalidParameter, MessageIllegal, NoPermission, NotMaster, RemoteProtocolError, TernError
 from ternmq.kernels import HAS_NATIVE, native
 from ternmq.message import Property
+from ternmq.store.derived.dispatch import delay_level
 from ternmq.store.durable.safety import Answer, WaitingRun
 from ternmq.store.log.batch import BatchPart, PlacedBatch
 from ternmq.store.log.draft import Draft
@@ -245,8 +246,8 @@ class Sending:
         )
         log_offset, end_offset, queue_offset, _ = self._store(draft)
         handle = None
-        if draft.topic is not topic and draft.topic != names.HALF_TOPIC:
-            # It waits for its time, and counts under its own topic when it is delivered.
+        if draft.topic is not topic and (draft.topic != names.HALF_TOPIC or delay_level(properties, 1)):
+            # It waits for its time, at once or from its commit on, and counts under its own topic when it is delivered.
             topic = draft.topic
             if topic == names.WHEEL_TOPIC:
                 handle = self._handle(draft, log_offset, unique_key)

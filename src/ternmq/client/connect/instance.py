@@ -115,7 +115,7 @@ class ClientInstance:
             tls_context=config.tls_context,
             on_open=self._introduce,
             on_lost=self._lost,
-            is_wanted=lambda address: address in self.routes.addresses(masters_only=False),
+            is_wanted=self._is_named,
         )
         self.name_servers = NameServers(config.addresses, random=self.env.random)
         self.routes = Routes(self._ask_route, self._tasks)
@@ -293,6 +293,14 @@ class ClientInstance:
             return address
         host, port = split_address(address)
         return format_address(host, port - 2)
+
+    def _is_named(self, address: str) -> bool:
+        """Whether a route names this address, or the broker whose second port it is; no more when the client ends."""
+        named = self.routes.addresses(masters_only=False) if self._running else ()
+        if address in named or not self.config.vip_channel:
+            return address in named
+        host, port = split_address(address)
+        return format_address(host, port + 2) in named
 
     def form_of(self, code: int) -> int:
         """The header form for a call: as configured, but JSON for codes that the binary form cannot carry."""

@@ -42,6 +42,9 @@ def check_message(message: Message, *, body_bytes_max: int = BODY_BYTES_MAX) -> 
     check_sendable(topic)
     if not isinstance(body, (bytes, bytearray, memoryview)):
         raise TypeError(f"invalid body of type {type(body).__name__}: expected bytes; for text use text.encode()")
+    if isinstance(body, memoryview) and (len(body) != body.nbytes or not body.c_contiguous):
+        # Its frame would tell a wrong length, and what is behind that would be read as frames of its own.
+        raise TypeError("invalid body: a memoryview of other items than single bytes in a row; use view.tobytes()")
     if not body:
         raise InvalidMessage(f"the message to {topic!r} has an empty body; send at least one byte")
     if len(body) > body_bytes_max:
