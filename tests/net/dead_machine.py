@@ -11,8 +11,8 @@ from typing import Final
 
 import pytest
 
+from ternmq.client.connect.connections import Connections
 from ternmq.errors import MachineSilent
-from ternmq.net.dial import connect
 from ternmq.net.endpoint import dial_blocking
 from ternmq.net.lanes import Lanes
 from ternmq.net.peer import Peer
@@ -37,9 +37,20 @@ while True:
 async def notice(net: Hosts, lose: Callable[[], None]) -> None:
     address = f"{net.address('server')}:{PORT}"
     async with Tasks() as tasks, asyncio.timeout(LONG_S):
+        watches: list[asyncio.Task[None]] = []
 
         async def dial() -> Peer:
-            return await connect(address, routes={}, lanes=Lanes([]), tasks=tasks)
+            connections = Connections(
+                {},
+                Lanes([]),
+                tasks,
+                timeout_ms=2_000,
+                on_open=lambda *_: None,
+                on_lost=lambda _: None,
+                is_wanted=lambda _: False,
+            )
+            watches.append(tasks.create_task(connections.watch()))
+            return await connections.to(address)
 
         received, late, idle = await dial(), await dial(), await dial()
         # One call was received when the machine goes; one is made afterwards, and never arrives.
@@ -55,6 +66,8 @@ async def notice(net: Hosts, lose: Callable[[], None]) -> None:
         # One that is not made.
         with pytest.raises(MachineSilent):
             await dial()
+        for watch in watches:
+            watch.cancel()
 
 
 def notice_blocking(net: Hosts) -> None:

@@ -145,6 +145,9 @@ def test_a_call_ends_when_its_machine_is_found_silent_while_the_client_closes() 
                     try:
                         await asyncio.sleep(3600)
                     finally:
+                        # As ``end_if_unheard`` does it, while the client waits for its tasks.
+                        peer.is_silent = True
+                        peer.abort()
                         await asyncio.sleep(10)
 
                 instance.start(end_late)

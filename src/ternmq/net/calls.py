@@ -12,6 +12,7 @@ from typing import Final
 
 from ternmq.errors import CallTimeout, MachineSilent, NetworkError, TooManyCalls
 from ternmq.net.callers import Awaited, Caller
+from ternmq.net.endpoint import is_unheard
 from ternmq.net.limits import Usage
 from ternmq.net.stream import IDLE_S, Stream
 from ternmq.types import Buffer
@@ -188,6 +189,12 @@ class CallingStream(Stream):
                 f"{self._waiting_bytes} bytes are waiting to be read by {self.address}; send more slowly, or "
                 "check why it does not read"
             )
+
+    def end_if_unheard(self) -> None:
+        """Lose the connection if its machine acknowledges nothing, and calls of ours wait for it."""
+        if self._calls and self._transport is not None and is_unheard(self._transport):
+            self.is_silent = True
+            self._transport.abort()
 
     def _answered(self, response: Response) -> None:
         """A response was read; it may belong to a call whose caller waits no longer."""

@@ -19,9 +19,10 @@ import logging
 import os
 import socket
 import ssl
+import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Final, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, Final, Protocol, TypeVar, cast, runtime_checkable
 
 from ternmq.errors import ConfigError, MachineSilent, NetworkError
 from ternmq.net.newcomers import Newcomers
@@ -48,6 +49,11 @@ UNACKNOWLEDGED_MS_MAX: Final = 2_000
 #: A connection on which nothing arrives is asked for a sign of life so often (an empty packet, and one back): all that
 #: was sent may have been acknowledged, and the answers lost.
 KEEP_ALIVE_S: Final = 1
+#: Of Linux' ``struct tcp_info``: how often something was sent again, and asked, without an answer; ms since the last
+#: answer.
+_TCP_INFO_BYTES: Final = 60
+_TCP_INFO_ASKED: Final = slice(2, 4)
+_TCP_INFO_LAST_ACK: Final = slice(56, 60)
 _SILENCE: Final = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})
 #: The first byte of a TLS handshake (record type 22).
 _TLS_HANDSHAKE: Final = b"\x16"
@@ -222,6 +228,12 @@ class _TlsAcceptor:
         return connection.recv(1, socket.MSG_PEEK)
 
 
+class HasSocket(Protocol):
+    """A connection: an ``asyncio.BaseTransport``."""
+
+    def get_extra_info(self, name: str) -> Any: ...
+
+
 # --- Dialling -------------------------------------------------------------------------------------------------
 
 
@@ -238,7 +250,7 @@ async def dial(
         raise _not_connected(address, error, timeout_ms, with_tls=tls is not None) from None
     connection = transport.get_extra_info("socket")
     if connection is not None:
-        _notice_death(connection)
+        _keep_alive(connection)
     return protocol
 
 
@@ -252,7 +264,10 @@ def dial_blocking(address: str, tls: ssl.SSLContext | None = None, *, timeout_ms
         connection = socket.create_connection((host, port), timeout_ms / 1000)
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _notice_death(connection)
+            _keep_alive(connection)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                # Its thread can only wait. What it sends is too little to fill the buffers of the other side.
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS_MAX)
             return connection if tls is None else tls.wrap_socket(connection, server_hostname=host)
         except BaseException:
             connection.close()
@@ -261,22 +276,38 @@ def dial_blocking(address: str, tls: ssl.SSLContext | None = None, *, timeout_ms
         raise _not_connected(address, error, timeout_ms, with_tls=tls is not None) from None
 
 
-def _notice_death(connection: socket.socket) -> None:
-    """Let the kernel end a connection whose other machine has gone without a word: it lost power, or its network.
+def _keep_alive(connection: socket.socket) -> None:
+    """Let the kernel ask the other machine for a sign of life while nothing arrives, and end the connection without.
 
-    A process that dies closes its connections. A machine that dies does not: callers would wait for their time-outs,
-    one call after the other, although another broker has taken over. It is the kernel of the other machine that
-    acknowledges, whatever its programs do: a broker that is busy is not cut off, nor is a pull that is held. (One that
-    reads nothing for so long while its buffers are full is, or so little that its receive window stays closed.)
+    A process that dies closes its connections. A machine that dies does not. It is the kernel of the other machine that
+    answers, whatever its programs do.
     """
-    # Linux has all of them. macOS names the first one otherwise, and neither it nor Windows has the last.
+    # Linux has all of them, Windows too. macOS names the first one otherwise.
     if hasattr(socket, "TCP_KEEPIDLE"):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEP_ALIVE_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEP_ALIVE_S)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS_MAX)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+
+
+def is_unheard(connection: HasSocket) -> bool:
+    """Whether the other machine has acknowledged nothing for ``UNACKNOWLEDGED_MS_MAX``, although it was asked twice or
+    more: by packets that were sent again, by questions for a sign of life, or by questions whether it has room.
+
+    So a broker that is busy is not meant, nor one whose buffers are full, nor a pull that is held: their kernels
+    answer. (``TCP_USER_TIMEOUT`` does not tell full buffers from death: a broker with more than it could take lost
+    most of its connections by it.)
+    """
+    sock = connection.get_extra_info("socket") if sys.platform == "linux" else None
+    if sock is None:
+        return False
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    except (OSError, ValueError):
+        # It is closed, and not told yet.
+        return False
+    unheard_ms = int.from_bytes(info[_TCP_INFO_LAST_ACK], sys.byteorder)
+    return sum(info[_TCP_INFO_ASKED]) >= 2 and unheard_ms >= UNACKNOWLEDGED_MS_MAX
 
 
 def is_silence(error: Exception | None) -> bool:

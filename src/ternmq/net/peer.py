@@ -336,7 +336,7 @@ class Peer(CallingStream):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self.is_silent = is_silence(exc)
+        self.is_silent = self.is_silent or is_silence(exc)
         if self._on_close is not None:
             self._on_close(self)
         self._fail_calls(exc)

@@ -120,7 +120,7 @@ class Network:
             if end.process.ip == process.ip:
                 end.vanish()
                 end.pipe.clear()
-                end.other.unanswered()
+                end.other.unheard_since = self.loop.time()
         self._free_ports(process)
 
     def switch_on(self, ip: str) -> None:

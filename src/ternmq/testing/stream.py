@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import socket
+import sys
 from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
@@ -110,9 +110,16 @@ class _Options:
         self._end = end
 
     def setsockopt(self, level: int, option: int, value: int) -> None:
-        # Not every system has it (``net.endpoint``).
-        if (level, option) == (socket.IPPROTO_TCP, getattr(socket, "TCP_USER_TIMEOUT", None)):
-            self._end.patience_ms = value
+        """None makes a difference here."""
+
+    def getsockopt(self, level: int, option: int, size: int) -> bytes:  # noqa: ARG002
+        """As Linux has ``TCP_INFO``: questions without an answer, and ms since the last one (``net.endpoint``)."""
+        info = bytearray(size)
+        if self._end.unheard_since is not None:
+            unheard_s = self._end.now() - self._end.unheard_since
+            info[3] = min(255, int(unheard_s))
+            info[56:60] = int(unheard_s * 1000).to_bytes(4, sys.byteorder)
+        return bytes(info)
 
 
 class SimulatedTransport(asyncio.Transport):
@@ -130,8 +137,12 @@ class SimulatedTransport(asyncio.Transport):
         self._is_closing = False
         #: It is closed, or its process has ended: it accepts nothing any more.
         self.is_gone = False
-        #: How long the other machine may acknowledge nothing (TCP_USER_TIMEOUT); 0: for ever.
-        self.patience_ms = 0
+        #: Since when the other machine acknowledges nothing, if it has lost power.
+        self.unheard_since: float | None = None
+
+    def now(self) -> float:
+        """The time of the loop."""
+        return self._network.loop.time()
 
     def join(self, other: SimulatedTransport) -> None:
         """Connect two ends."""
@@ -167,20 +178,17 @@ class SimulatedTransport(asyncio.Transport):
         if self._is_closing and not self.is_gone and self.pipe.in_flight <= KERNEL_BYTES:
             self._finish()
 
-    def broken(self, number: int = errno.ECONNRESET) -> None:
-        """The connection was reset, or ended with another error of the kernel."""
+    def broken(self) -> None:
+        """The connection was reset."""
         if not self.is_gone:
             self.pipe.clear()
             self._gone()
             self._network.loop.call_later(
-                self._network.delay_s(), self._lose, OSError(number, os.strerror(number)), context=self.process.context
+                self._network.delay_s(),
+                self._lose,
+                ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET)),
+                context=self.process.context,
             )
-
-    def unanswered(self) -> None:
-        """The other machine has lost power: the kernel of this one waits as long as it was told to."""
-        if self.patience_ms:
-            loop = self._network.loop
-            loop.call_later(self.patience_ms / 1000, self.broken, errno.ETIMEDOUT, context=NOWHERE)
 
     def vanish(self) -> None:
         """Its process has ended: call it no more."""

@@ -28,6 +28,8 @@ from ternmq.wire.auth import Credentials
 
 log = logging.getLogger(__name__)
 
+#: How often it is looked whether the machines that owe an answer acknowledge anything.
+LOOK_S: Final = 0.25
 #: Between two attempts to reach a silent machine; each takes as long as a connection may.
 SEEK_PAUSE_S: Final = 1.0
 
@@ -94,6 +96,13 @@ class Connections:
 
     async def _attempt(self, address: str) -> Peer:
         return await self._connecting.run(address, lambda: self._connect(address))
+
+    async def watch(self) -> None:
+        """Find out, until cancelled, which machines have died with calls of ours."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for peer in list(self._open.values()):
+                peer.end_if_unheard()
 
     def _seek(self, address: str) -> None:
         """From now on, calls do not wait for this machine."""

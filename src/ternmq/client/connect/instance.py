@@ -174,6 +174,7 @@ class ClientInstance:
         self._running = True
         self._tasks.create_task(self._beat_forever(), name="heartbeats")
         self._tasks.create_task(self._refresh_routes_forever(), name="routes")
+        self._tasks.create_task(self.connections.watch(), name="connections")
         if self.name_servers.address_server is not None:
             self._tasks.create_task(self.name_servers.address_server.keep(), name="address server")
 
