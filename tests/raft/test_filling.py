@@ -26,7 +26,7 @@ from ternmq.raft.copies import (
     unpack_answer,
     unpack_ask,
 )
-from ternmq.raft.filling import FillingPlaces
+from ternmq.raft.filling import Filling, FillingPlaces
 from ternmq.raft.log import RaftPaths
 from ternmq.raft.node import RaftNode
 from ternmq.raft.wire import LinkDecoder
@@ -117,6 +117,34 @@ def test_a_member_whose_entries_are_deleted_comes_back_by_itself(flush: str) -> 
         await until(lambda: not node_of(away).core.is_filling)
         await until(lambda: not [path for path in away.disk.files() if path.name == "fill.json"])
         assert "" == node_of(away).status().trouble
+
+    run(9, story)
+
+
+def test_tables_that_come_before_the_broker_closes_do_not_undo_the_plan() -> None:
+    """P1: they are copied as long as the old life lasts, and a copy ends what that life began with. The files would be
+    copied once more, and again."""
+
+    async def story(cluster: Cluster) -> None:
+        members, shop, away = await a_group_that_has_deleted(cluster)
+        away.start()
+        await until(lambda: is_there(away))
+        missing, notes = node_of(away).missing, list[int]()
+        filling = missing.files
+        assert isinstance(filling, Filling)
+        ready = filling._on_ready
+
+        def on_ready() -> None:
+            missing.tables_copied()
+            notes.append(sum(path.name == "fill.json" for path in away.disk.files()))
+            ready()
+
+        filling._on_ready = on_ready
+        await until(lambda: is_there(away) and node_of(away).log.first_index > 100)
+        assert [1] == notes
+        await shop.node.stop()
+        await agree(members)
+        check_equal(members, shop)
 
     run(9, story)
 

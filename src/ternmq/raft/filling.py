@@ -308,6 +308,8 @@ class Filling:
         self._logs = RareLog(log, asyncio.get_running_loop().time)
         #: What is going on, for tools; empty if nothing is.
         self.progress = ""
+        #: The log is given up: the plan is on the disk, or will be, and must stay there until it is carried out.
+        self._is_decided = False
 
     def ask_for(self, leader: str) -> None:
         """This member cannot go on by itself: get what it needs from ``leader``."""
@@ -315,7 +317,10 @@ class Filling:
         self._wanted.set()
 
     def filled(self) -> None:
-        """This member has all that was committed before it began."""
+        """This member has all that was committed before it began. Told with each copy of tables, which go on until the
+        broker closes: what is known of this life's beginning is no news for the next one."""
+        if self._is_decided:
+            return
         try:
             self._places.done()
         except StoreError as error:
@@ -394,11 +399,13 @@ class Filling:
         if not self._member.may_begin_anew(leader, content):
             return False
         keeps_vote = self._member.fall_silent(content)
+        self._is_decided = True
         try:
             await asyncio.to_thread(places.finish, content, keeps_vote=keeps_vote)
         except StoreError:
             # The plan may be there all the same. If it cannot be removed, this member stays silent until it is started.
             await asyncio.to_thread(places.give_up)
+            self._is_decided = False
             self._member.go_on()
             raise
         self.progress = "beginning anew"
