@@ -25,7 +25,8 @@ answers, too: it is filling, and does not vote until it has all again. So is one
 of that entry. ``currterm`` says so before anything is dropped; term and vote stay.
 
 A crash: without ``fill.json`` what was copied is removed, and asked for anew. With it, files change places at the next
-start (``Plan.carry_out``, any number of times), before the store looks at them.
+start (``Plan.carry_out``, any number of times), before the store looks at them. A plan that is not on the disk when the
+broker closes is never written (``FillingPlaces.end``): the next life may answer for entries that it would drop.
 
 Bounds: one chunk under way, ``raftCatchUpBytesPerSecond``. What both sides say, and the leader's, is in
 ``raft.copies``.
@@ -37,6 +38,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
+from threading import Lock
 from typing import Final, Protocol
 from zlib import crc32
 
@@ -105,6 +107,8 @@ class FillingPlaces:
         self._parts = tuple(part_directories)
         self._segment_bytes = segment_bytes
         self._note = paths.home / "fill.json"
+        self._deciding = Lock()
+        self._is_over = False
         self.staging: Final = paths.home / "fill"
 
     def plan(self) -> Plan | None:
@@ -176,7 +180,16 @@ class FillingPlaces:
             disk.sync_file(path)
         for directory in {self._staged(each.name).parent for each in content.files} | {self.staging, self._paths.home}:
             disk.sync_names(directory)
-        self._save(Plan(content, keeps_vote=keeps_vote))
+        with self._deciding:
+            if self._is_over:
+                raise StoreError(f"{self._note} was not written: the broker has closed")
+            self._save(Plan(content, keeps_vote=keeps_vote))
+
+    def end(self) -> None:
+        """The life that these belong to ends, while a thread may still be in ``finish``: that decides nothing any more.
+        A plan that came later would drop, at some start, what the next life has answered for."""
+        with self._deciding:
+            self._is_over = True
 
     def give_up(self) -> None:
         """What ``finish`` began does not count. Raises ``StoreError``."""
@@ -407,6 +420,9 @@ class Filling:
             await asyncio.to_thread(places.give_up)
             self._is_decided = False
             self._member.go_on()
+            raise
+        except asyncio.CancelledError:
+            places.end()
             raise
         self.progress = "beginning anew"
         return True
