@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
+import subprocess
+import sys
 import threading
+from contextvars import ContextVar
 
 import pytest
 
@@ -57,3 +61,66 @@ async def test_a_child_has_threads_of_its_own() -> None:
     _, status = await asyncio.to_thread(os.waitpid, pid, 0)
     assert 0 == os.waitstatus_to_exitcode(status)
     threads.end()
+
+
+async def test_a_call_sees_the_context_of_its_caller() -> None:
+    """J3, S1: as with ``asyncio.to_thread``; listeners of an engine may want it."""
+    tenant = ContextVar("tenant", default="none")
+    tenant.set("shop")
+    threads = SideThreads("side")
+    assert "shop" == await threads.run(tenant.get)
+    threads.end()
+
+
+def test_calls_go_on_after_the_machine_had_no_thread_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """J3: the call that got none fails, and does not count as one that has a thread."""
+    lone, threads, start = SideThreads("lone"), SideThreads("side", 2), threading.Thread.start
+
+    def no_thread(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    with pytest.raises(RuntimeError):
+        lone.start(int)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert 0 == lone.start(int).result(60)
+    is_free = threading.Event()
+    busy = threads.start(is_free.wait, 60)
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    waiting = threads.start(int)
+    is_free.set()
+    assert busy.result(60)
+    assert 0 == waiting.result(60)
+    lone.end()
+    threads.end()
+
+
+_FORKS = """
+import os, sys
+from ternmq.side_threads import SideThreads
+
+used, forgotten = SideThreads("used"), SideThreads("forgotten")
+for each in (used, forgotten):
+    each.start(int).result(60)
+    each._calls.lock.acquire()
+if os.fork() == 0:
+    assert used.start(int).result(60) == 0
+    del forgotten
+    sys.exit(0)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+"""
+
+
+def test_a_child_ends_though_a_thread_of_the_parent_had_the_lock() -> None:
+    """J3: neither at its exit nor when it forgets a parent's thread is that lock waited for."""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", _FORKS], check=True, timeout=60)
+
+
+def test_a_thread_may_be_forgotten_at_any_moment() -> None:
+    """J3: the garbage collector runs between any two steps, with the lock, too."""
+    threads = SideThreads("side")
+    calls = threads._calls
+    threads.itself = threads  # type: ignore[attr-defined]  # only the collector finds it
+    with calls.lock:
+        del threads
+        gc.collect()

@@ -6,8 +6,9 @@ import asyncio
 import os
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextvars import copy_context
 from queue import SimpleQueue
-from threading import Lock, Thread
+from threading import RLock, Thread
 from typing import Any, ParamSpec, TypeVar
 from weakref import finalize
 
@@ -30,25 +31,34 @@ class SideThreads:
 
     def _begun(self) -> _Calls:
         calls = _Calls()
-        finalize(self, _end, calls)
+        # Not at the exit: threads that keep no program from ending need no end.
+        finalize(self, _end, calls).atexit = False
         return calls
 
     async def run(self, function: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> T:
-        """What the function returns or raises. A cancelled call does not begin, or goes on unheard."""
-        return await asyncio.wrap_future(self.start(function, *args, **options))
+        """What the function returns or raises. A cancelled call does not begin, or goes on unheard. As with
+        ``asyncio.to_thread``, it sees the caller's context: listeners of an engine may want its tenant or trace."""
+        context = copy_context()
+        return await asyncio.wrap_future(self.start(lambda: context.run(function, *args, **options)))
 
     def start(self, function: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> Future[T]:
-        """The same, without waiting."""
+        """The same, without waiting, and without the context. Raises ``RuntimeError`` if the first thread cannot
+        begin."""
         if self._pid != os.getpid():
             # The threads are the parent's, and one of them may hold the lock.
             self._pid, self._calls = os.getpid(), self._begun()
         calls = self._calls
         future: Future[T] = Future()
         with calls.lock:
+            if calls.threads < min(calls.open + 1, self._count_max):
+                try:
+                    Thread(target=_work, args=(calls,), name=self._name, daemon=True).start()
+                    calls.threads += 1
+                except RuntimeError:
+                    # The machine gives no more threads. Without one, the call would wait for ever.
+                    if not calls.threads:
+                        raise
             calls.open += 1
-            if calls.threads < min(calls.open, self._count_max):
-                calls.threads += 1
-                Thread(target=_work, args=(calls,), name=self._name, daemon=True).start()
         calls.queue.put((future, lambda: function(*args, **options)))
         return future
 
@@ -61,14 +71,19 @@ class _Calls:
     """What the threads have; without them, they end."""
 
     def __init__(self) -> None:
+        self.pid = os.getpid()
         self.queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self.lock = Lock()
+        # The owner may be found to be garbage, and end these, at any moment, in this thread, too.
+        self.lock = RLock()
         #: Calls that were made and did not return yet.
         self.open = 0
         self.threads = 0
 
 
 def _end(calls: _Calls) -> None:
+    if calls.pid != os.getpid():
+        # As in ``start``: one of the parent's threads may hold the lock.
+        return
     with calls.lock:
         threads, calls.threads = calls.threads, 0
     for _ in range(threads):

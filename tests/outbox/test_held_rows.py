@@ -158,6 +158,20 @@ async def test_a_first_row_that_is_to_be_sent_later_is_no_failed_one(database: E
     assert [b"a%d" % number for number in range(6)] == contents(await take(database, "r3", now_ms=5_000))
 
 
+async def test_rows_behind_one_that_is_to_be_sent_later_do_not_sleep_beyond_it(database: EngineDatabase) -> None:
+    """J3: it cannot be marked, as what is marked is taken along; the rows behind it were asleep for ten minutes."""
+    await save(database, *some("a", *range(10)))
+    await fail_first(database, NetworkError("no broker"), now_ms=0)
+    name = database.table.name
+    await database.run(lambda execute: execute(f"UPDATE {name} SET due_ms = 5000 WHERE id = 2"))
+    for _ in range(2):
+        assert [] == await take(database, "r1", rows_max=4, now_ms=500)
+
+    assert [[b"a0"]] == await all_in_turn(database, rows_max=4, now_ms=4_000)
+    rest = await all_in_turn(database, rows_max=4, now_ms=5_000)
+    assert [b"a%d" % number for number in range(1, 10)] == [body for bodies in rest for body in bodies]
+
+
 async def test_rows_of_many_keys_that_sleep_are_all_taken_in_the_end(database: EngineDatabase) -> None:
     """J3: more keys than a take looks behind, more rows than it has place for."""
     keys = [f"k{number}" for number in range(30)]
@@ -343,7 +357,8 @@ def test_a_take_does_not_read_all_rows_behind_a_dead_one() -> None:
 
 @pytest.mark.parametrize("first", range(0, 15, 5))
 def test_no_row_sleeps_behind_none(first: int) -> None:
-    """J3: whatever relays, operators and kills did, what waits is found without the end of its sleep."""
+    """J3: whatever relays, operators and kills did, what waits is found without the end of its sleep; also behind rows
+    of other programs that are to be sent later."""
     for seed in range(first, first + 5):
         live_with_hot_keys(seed)
 
@@ -389,9 +404,11 @@ def live_with_hot_keys(seed: int) -> None:
             match random.choice(("save", "take", "take", "settle", "settle", "retry", "discard", "time")):
                 case "save":
                     key = f"t:{random.randrange(keys)}"
+                    due_ms = random.choice((0, 0, 0, now_ms + 50_000))
                     connection.executemany(
-                        "INSERT INTO ternmq_outbox (topic, body, message, order_key) VALUES ('t', 'x', '{}', ?)",
-                        [(key,)] * random.choice((1, 5, 60)),
+                        "INSERT INTO ternmq_outbox (topic, body, message, order_key, due_ms) "
+                        "VALUES ('t', 'x', '{}', ?, ?)",
+                        [(key, due_ms)] * random.choice((1, 5, 60)),
                     )
                 case "take":
                     take()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from random import Random
+from threading import Event
 
 import pytest
 
@@ -26,10 +28,11 @@ from ternmq.raft.copies import (
     unpack_answer,
     unpack_ask,
 )
-from ternmq.raft.filling import FillingPlaces
+from ternmq.raft.filling import Filling, FillingPlaces
 from ternmq.raft.log import RaftPaths
 from ternmq.raft.node import RaftNode
 from ternmq.raft.wire import LinkDecoder
+from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.log.draft import Draft
 from ternmq.testing.cluster import SMALL_FILES, Cluster, Node
 from ternmq.testing.disk import SimulatedDisk
@@ -117,6 +120,34 @@ def test_a_member_whose_entries_are_deleted_comes_back_by_itself(flush: str) -> 
         await until(lambda: not node_of(away).core.is_filling)
         await until(lambda: not [path for path in away.disk.files() if path.name == "fill.json"])
         assert "" == node_of(away).status().trouble
+
+    run(9, story)
+
+
+def test_tables_that_come_before_the_broker_closes_do_not_undo_the_plan() -> None:
+    """P1: they are copied as long as the old life lasts, and a copy ends what that life began with. The files would be
+    copied once more, and again."""
+
+    async def story(cluster: Cluster) -> None:
+        members, shop, away = await a_group_that_has_deleted(cluster)
+        away.start()
+        await until(lambda: is_there(away))
+        missing, notes = node_of(away).missing, list[int]()
+        filling = missing.files
+        assert isinstance(filling, Filling)
+        ready = filling._on_ready
+
+        def on_ready() -> None:
+            missing.tables_copied()
+            notes.append(sum(path.name == "fill.json" for path in away.disk.files()))
+            ready()
+
+        filling._on_ready = on_ready
+        await until(lambda: is_there(away) and node_of(away).log.first_index > 100)
+        assert [1] == notes
+        await shop.node.stop()
+        await agree(members)
+        check_equal(members, shop)
 
     run(9, story)
 
@@ -530,6 +561,59 @@ async def test_what_a_sender_keeps_for_all_members_is_bounded(monkeypatch: pytes
     await sender.answer(Ask(1), "n2")
     assert "begin anew" in (await sender.answer(Ask(2, 1, name, 0), "n1"))[0].reason
     assert "" == (await sender.answer(Ask(2, 2, name, 0), "n2"))[0].reason
+
+
+class SlowDisk(FileDisk):
+    """A thread waits in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_waited_for, self.may_go_on = Event(), Event()
+
+    def sync_names(self, directory: Path) -> None:
+        self.is_waited_for.set()
+        self.may_go_on.wait(60)
+        super().sync_names(directory)
+
+
+class GivesUpItsLog:
+    def may_begin_anew(self, _leader: str, _content: Content) -> bool:
+        return True
+
+    def fall_silent(self, _content: Content) -> bool:
+        return True
+
+    def go_on(self) -> None:
+        raise AssertionError("it is silent")
+
+
+async def test_a_plan_is_not_written_after_the_broker_has_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P1: the next life of a broker in this process may have answered for entries before; a later start would drop
+    them, and vote."""
+    disk, loop = SlowDisk(), asyncio.get_running_loop()
+    paths = RaftPaths((tmp_path / "data",), tmp_path)
+    (tmp_path / "fill").mkdir()
+    places = FillingPlaces(disk, tmp_path, paths, part_directories=(), segment_bytes=SEGMENT)
+    filling = Filling(
+        places, a_sender()[1], send=lambda *_: True, member=GivesUpItsLog(), on_ready=lambda: None, self_id="n1"
+    )
+
+    async def content(_leader: str) -> tuple[int, Content]:
+        return 1, Content(200, SEGMENT, 3, SEGMENT)
+
+    monkeypatch.setattr(filling, "_content", content)
+    with ThreadPoolExecutor() as pool:
+        loop.set_default_executor(pool)
+        copying = asyncio.create_task(filling.run())
+        await asyncio.sleep(0)
+        filling.ask_for("n0")
+        assert await asyncio.to_thread(disk.is_waited_for.wait, 60)
+        copying.cancel()
+        await asyncio.wait([copying])
+        disk.may_go_on.set()
+    assert places.plan() is None
 
 
 #: Deeper than any call may be nested.

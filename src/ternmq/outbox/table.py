@@ -404,7 +404,8 @@ class OutboxTable:
             ]
             if group:
                 # The earliest time for all of them: one UPDATE, whatever the number of keys.
-                owner = f"'{HELD}'" if sleeps else "NULL"
+                # What is marked stays so: rows behind it may sleep.
+                owner = f"'{HELD}'" if sleeps else f"CASE WHEN owner = '{HELD}' THEN owner END"
                 due_ms = min(until_ms[firsts[held[row_id]]] or now_ms + hold_ms for row_id in group)
                 postponed += execute(
                     # Their leases, if they had any, are over.
@@ -487,10 +488,12 @@ class OutboxTable:
                 free.keys[_number(row_id)] = key
 
     def _pass_on(self, execute: Execute, ids: Iterable[int], *, now_ms: int) -> None:
-        """Mark the row behind each of these, which are marked and go away, and wake it."""
+        """Mark the row behind each of these, which are marked and go away, and wake it. Rows of another program that
+        are to be sent later cannot be marked: who is marked is taken along. So the mark passes them."""
+        is_later = f"p.state + 0 = {WAITING} AND p.due_ms + 0 > {int(now_ms)} AND p.owner IS NULL"
         found = execute(
             f"SELECT (SELECT p.id FROM {self.name} p WHERE p.order_key = o.order_key AND p.id > o.id "
-            f"ORDER BY p.id LIMIT 1) FROM {self.name} o WHERE o.id IN ({_numbers(ids)})"
+            f"AND NOT ({is_later}) ORDER BY p.id LIMIT 1) FROM {self.name} o WHERE o.id IN ({_numbers(ids)})"
         ).rows
         if following := [_number(row_id) for (row_id,) in found if row_id is not None]:
             execute(

@@ -25,7 +25,8 @@ answers, too: it is filling, and does not vote until it has all again. So is one
 of that entry. ``currterm`` says so before anything is dropped; term and vote stay.
 
 A crash: without ``fill.json`` what was copied is removed, and asked for anew. With it, files change places at the next
-start (``Plan.carry_out``, any number of times), before the store looks at them.
+start (``Plan.carry_out``, any number of times), before the store looks at them. A plan that is not on the disk when the
+broker closes is never written (``FillingPlaces.end``): the next life may answer for entries that it would drop.
 
 Bounds: one chunk under way, ``raftCatchUpBytesPerSecond``. What both sides say, and the leader's, is in
 ``raft.copies``.
@@ -37,6 +38,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
+from threading import Lock
 from typing import Final, Protocol
 from zlib import crc32
 
@@ -105,6 +107,8 @@ class FillingPlaces:
         self._parts = tuple(part_directories)
         self._segment_bytes = segment_bytes
         self._note = paths.home / "fill.json"
+        self._deciding = Lock()
+        self._is_over = False
         self.staging: Final = paths.home / "fill"
 
     def plan(self) -> Plan | None:
@@ -176,7 +180,16 @@ class FillingPlaces:
             disk.sync_file(path)
         for directory in {self._staged(each.name).parent for each in content.files} | {self.staging, self._paths.home}:
             disk.sync_names(directory)
-        self._save(Plan(content, keeps_vote=keeps_vote))
+        with self._deciding:
+            if self._is_over:
+                raise StoreError(f"{self._note} was not written: the broker has closed")
+            self._save(Plan(content, keeps_vote=keeps_vote))
+
+    def end(self) -> None:
+        """The life that these belong to ends, while a thread may still be in ``finish``: that decides nothing any more.
+        A plan that came later would drop, at some start, what the next life has answered for."""
+        with self._deciding:
+            self._is_over = True
 
     def give_up(self) -> None:
         """What ``finish`` began does not count. Raises ``StoreError``."""
@@ -308,6 +321,8 @@ class Filling:
         self._logs = RareLog(log, asyncio.get_running_loop().time)
         #: What is going on, for tools; empty if nothing is.
         self.progress = ""
+        #: The log is given up: the plan is on the disk, or will be, and must stay there until it is carried out.
+        self._is_decided = False
 
     def ask_for(self, leader: str) -> None:
         """This member cannot go on by itself: get what it needs from ``leader``."""
@@ -315,7 +330,10 @@ class Filling:
         self._wanted.set()
 
     def filled(self) -> None:
-        """This member has all that was committed before it began."""
+        """This member has all that was committed before it began. Told with each copy of tables, which go on until the
+        broker closes: what is known of this life's beginning is no news for the next one."""
+        if self._is_decided:
+            return
         try:
             self._places.done()
         except StoreError as error:
@@ -394,12 +412,17 @@ class Filling:
         if not self._member.may_begin_anew(leader, content):
             return False
         keeps_vote = self._member.fall_silent(content)
+        self._is_decided = True
         try:
             await asyncio.to_thread(places.finish, content, keeps_vote=keeps_vote)
         except StoreError:
             # The plan may be there all the same. If it cannot be removed, this member stays silent until it is started.
             await asyncio.to_thread(places.give_up)
+            self._is_decided = False
             self._member.go_on()
+            raise
+        except asyncio.CancelledError:
+            places.end()
             raise
         self.progress = "beginning anew"
         return True
