@@ -337,9 +337,11 @@ class Peer(CallingStream):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self.is_silent = self.is_silent or is_silence(exc)
-        if self._on_close is not None:
-            self._on_close(self)
-        self._fail_calls(exc)
+        try:
+            if self._on_close is not None:
+                self._on_close(self)
+        finally:
+            self._fail_calls(exc)
 
     def data_received(self, data: bytes) -> None:
         now = self._active_at = self._time()
