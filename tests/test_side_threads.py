@@ -95,6 +95,17 @@ def test_calls_go_on_after_the_machine_had_no_thread_left(monkeypatch: pytest.Mo
     threads.end()
 
 
+async def test_calls_after_the_end_do_not_wait_for_those_before() -> None:
+    """J3: a relay that begins again on another connection, after the machine of its database has died."""
+    thread, goes_on = SideThreads("side"), threading.Event()
+    stuck = thread.start(goes_on.wait, 60)
+    thread.end()
+    assert 0 == await asyncio.wait_for(thread.run(int), 30)
+    assert not stuck.done()
+    goes_on.set()
+    thread.end()
+
+
 _FORKS = """
 import os, sys
 from ternmq.side_threads import SideThreads

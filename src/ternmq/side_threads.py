@@ -31,8 +31,9 @@ class SideThreads:
 
     def _begun(self) -> _Calls:
         calls = _Calls()
-        # Not at the exit: threads that keep no program from ending need no end.
-        finalize(self, _end, calls).atexit = False
+        self._finalizer = finalize(self, _end, calls)
+        # Threads that keep no program from ending need no end.
+        self._finalizer.atexit = False
         return calls
 
     async def run(self, function: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> T:
@@ -46,6 +47,7 @@ class SideThreads:
         begin."""
         if self._pid != os.getpid():
             # The threads are the parent's, and one of them may hold the lock.
+            self._finalizer.detach()
             self._pid, self._calls = os.getpid(), self._begun()
         calls = self._calls
         future: Future[T] = Future()
@@ -63,8 +65,11 @@ class SideThreads:
         return future
 
     def end(self) -> None:
-        """End the threads after the calls that were made, without waiting."""
-        _end(self._calls)
+        """End the threads after the calls that were made, without waiting. Later calls have new threads: they need not
+        wait for those that never return."""
+        self._finalizer.detach()
+        calls, self._calls = self._calls, self._begun()
+        _end(calls)
 
 
 class _Calls:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+from pathlib import Path
+from threading import Event
 
 import pytest
+from sqlalchemy import QueuePool, create_engine
+from sqlalchemy.engine import Connection
 
 from ternmq import EmbeddedCluster
+from ternmq.outbox import engines
+from ternmq.outbox.engines import EngineDatabase
+from ternmq.outbox.table import Execute
 from tests.databases import mariadb, postgresql
 
 PROGRAM = """
@@ -45,3 +53,32 @@ def test_a_program_ends_though_its_database_does_not_answer(cluster: EmbeddedClu
             server.resume()
             program.kill()
             program.wait()
+
+
+async def test_a_connection_that_is_stuck_is_not_used_by_the_next_relay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """J3: an outbox may begin again while the call of its last life has no answer. Two threads on one connection would
+    read each other's answers. When that call returns, its connection goes back to the pool."""
+    monkeypatch.setattr(engines, "CLOSE_S", 0.05)
+    engine = create_engine(f"sqlite:///{tmp_path}/shop.db", poolclass=QueuePool)
+    database, is_stuck, goes_on, kept = EngineDatabase(engine), Event(), Event(), list[Connection | None]()
+
+    def look(_: Execute) -> None:
+        kept.append(database._kept)
+        is_stuck.set()
+        assert goes_on.wait(60)
+
+    stuck = asyncio.create_task(database.run(look))
+    assert await asyncio.to_thread(is_stuck.wait, 60)
+    await database.close()
+    kept.append(await database.run(lambda _: database._kept))
+    await database.close()
+    assert None not in kept
+    assert kept[0] is not kept[1]
+    goes_on.set()
+    await stuck
+    async with asyncio.timeout(60):
+        while engine.pool.checkedout():  # type: ignore[attr-defined]
+            await asyncio.sleep(0.01)
+    engine.dispose()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
@@ -120,6 +121,12 @@ def _gave_way(error: SQLAlchemyError) -> bool:
     return isinstance(error, DBAPIError) and is_conflict(error.orig)
 
 
+class _Kept(threading.local):
+    """The connection that a thread keeps: one that is stuck in it is not used by the next thread."""
+
+    connection: Connection | None = None
+
+
 class EngineDatabase:
     """A database behind an ``Engine`` or an ``AsyncEngine``. Blocking drivers run in a thread of its own."""
 
@@ -153,7 +160,7 @@ class EngineDatabase:
         self._to_keep = plain.execution_options(compiled_cache=None, **kept)
         self._thread: SideThreads | None = None
         self._pid = os.getpid()
-        self._kept: Connection | None = None
+        self._of_thread = _Kept()
 
     def __repr__(self) -> str:
         return f"<EngineDatabase {self.name}>"
@@ -163,7 +170,7 @@ class EngineDatabase:
         if self._async is None:
             if self._thread is None or self._pid != os.getpid():
                 # After a fork, the thread and its connection are the parent's.
-                self._pid, self._kept = os.getpid(), None
+                self._pid = os.getpid()
                 self._thread = SideThreads("ternmq-outbox")
             return await self._thread.run(self._run_kept, work, is_single)
         for left in reversed(range(CONFLICTS_MAX)):
@@ -192,6 +199,14 @@ class EngineDatabase:
                     self.check_exists(connection)
                 raise self.failed(error) from error
         raise AssertionError("the last attempt returns or raises")
+
+    @property
+    def _kept(self) -> Connection | None:
+        return self._of_thread.connection
+
+    @_kept.setter
+    def _kept(self, connection: Connection | None) -> None:
+        self._of_thread.connection = connection
 
     def _run_kept(self, work: Callable[[Execute], T], is_single: bool) -> T:
         """The same in the thread of this database, on a connection that it keeps: to take one from the pool for each
@@ -341,7 +356,15 @@ class EngineDatabase:
         """Give the connection back, and end the thread; a database that does not answer is not waited for."""
         thread, self._thread = self._thread, None
         if thread is not None:
+            loop, is_given = asyncio.get_running_loop(), asyncio.Event()
+
+            def given(_: Future[None]) -> None:
+                with contextlib.suppress(RuntimeError):  # the loop has closed meanwhile
+                    loop.call_soon_threadsafe(is_given.set)
+
+            # Not cancelled: one that is late is given back all the same.
+            thread.start(self._give_kept_back).add_done_callback(given)
+            thread.end()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_S):
-                    await thread.run(self._give_kept_back)
-            thread.end()
+                    await is_given.wait()
