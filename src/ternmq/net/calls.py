@@ -1,4 +1,4 @@
-"""The calls that a connection makes (B2): each has a number, and whoever made it gets its answer or its error.
+"""The calls that a connection makes (B2): each has a number, and its caller gets the answer or the error.
 
 A call that is the only one in progress, as the one before it was, leaves at once; others gather, and leave in one write
 per turn of the loop (``net.stream``). The other direction, requests that come in, is ``net.peer``.

@@ -17,7 +17,7 @@ they are inserted: transactions that both have a message of one key, and wait fo
 **Rows that are held.** Many rows behind a first one that failed would be read by each take. A take that finds them in
 its way puts them to sleep: their owner is ``HELD``, and they are not due for a long while, so that an outage does not
 write them again at each back-off. They need not be woken up all at once. Each failed row with a key is marked with the
-same owner, and whoever takes or discards a marked row marks the one behind it and makes that one due. A marked row that
+same owner, and a take or a discard of a marked row marks the one behind it and makes that one due. A marked row that
 has not failed takes the sleeping rows behind it along. One that failed goes alone: it will often fail again. Should a
 row be deleted without that, by another program, the end of the sleep is what wakes the others.
 
