@@ -1,4 +1,4 @@
-"""Runs the Java program ``TernLoad`` against a system, and reads the CPU time of the broker around the measurement."""
+"""Runs the Java program ``TernLoad`` against a system, and reads the CPU time of both around the measurement."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench.systems import POP_VERSION, ROCKETMQ_VERSION, System
+from bench.systems import POP_VERSION, ROCKETMQ_VERSION, System, cpu_s
 from ternmq.admin.blocking import SyncAdmin
 from ternmq.wire.bodies.clients import RequestMode
 from tests.interop import jvm
@@ -27,6 +27,8 @@ class Measured:
     seconds: float
     rate: float
     cpu_us_per_message: float
+    #: CPU time of the load's own JVM: what the machine spends whatever the broker is.
+    client_cpu_us_per_message: float
     p50_us: int = -1
     p99_us: int = -1
     max_us: int = -1
@@ -114,13 +116,13 @@ def _run(
     try:
         process.stdin.write(json.dumps({"namesrv": system.namesrv, **options}) + "\n")
         process.stdin.flush()
-        cpu_before_s = 0.0
+        cpu_before_s = client_before_s = 0.0
         for line in process.stdout:
             event: dict[str, Any] = json.loads(line)
             if event["event"] == begin:
-                cpu_before_s = system.cpu_s()
+                cpu_before_s, client_before_s = system.cpu_s(), cpu_s(process.pid)
             elif event["event"] == "measured":
-                return _measured(event, cpu_s=system.cpu_s() - cpu_before_s)
+                return _measured(event, system.cpu_s() - cpu_before_s, cpu_s(process.pid) - client_before_s)
             else:
                 raise SystemExit(f"{system.name}: {command} failed: {event}\n{jvm.tail(errors_path)}")
         raise SystemExit(f"{system.name}: {command} ended without a result\n{jvm.tail(errors_path)}")
@@ -131,13 +133,15 @@ def _run(
         process.stdout.close()
 
 
-def _measured(event: dict[str, Any], *, cpu_s: float) -> Measured:
+def _measured(event: dict[str, Any], broker_s: float, client_s: float) -> Measured:
     messages = int(event["messages"])
+    us_of_each = 1e6 / max(1, messages)
     return Measured(
         messages=messages,
         seconds=round(event["seconds"], 3),
         rate=round(event["rate"], 1),
-        cpu_us_per_message=round(cpu_s * 1e6 / max(1, messages), 2),
+        cpu_us_per_message=round(broker_s * us_of_each, 2),
+        client_cpu_us_per_message=round(client_s * us_of_each, 2),
         p50_us=event.get("p50Us", -1),
         p99_us=event.get("p99Us", -1),
         max_us=event.get("maxUs", -1),
