@@ -115,9 +115,9 @@ class Reader:
                 await asyncio.sleep(0.05)
 
 
-async def lose_network(directory: Path, net: Hosts, losses: list[Loss]) -> tuple[list[tuple[str, float]], int]:
+async def lose_network(directory: Path, net: Hosts, losses: list[Loss]) -> tuple[list[tuple[str, float]], list[str]]:
     """Lose the network in these ways, one after the other, under load; the longest time without an answer in each, and
-    how many sends raised an error.
+    what sends raised.
 
     Raises ``AssertionError`` if a message that was acknowledged is lost, or the members differ.
     """
@@ -171,7 +171,9 @@ def inside(options: argparse.Namespace) -> None:
     longest = [silence_s for _, silence_s in silences]
     print(  # noqa: T201
         f"{len(silences)} times a lost network, no acknowledged message lost; the longest time without an answer: "
-        f"median {statistics.median(longest):.2f} s, worst {max(longest):.2f} s; {errors} sends raised an error"
+        f"median {statistics.median(longest):.2f} s, worst {max(longest):.2f} s; {len(errors)} sends raised an error",
+        *errors,
+        sep="\n",
     )
 
 

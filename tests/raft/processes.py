@@ -150,8 +150,8 @@ class Load:
         self.at = 0.0
         #: The longest time between two answers; set it to 0 to measure anew.
         self.silence_s = 0.0
-        #: How many sends have raised an error, in spite of the producer's retries.
-        self.errors = 0
+        #: What sends have raised in spite of the producer's retries, one text each.
+        self.errors: list[str] = []
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -165,8 +165,8 @@ class Load:
             number = self._number()
             try:
                 receipt = await producer.send(Message("orders", b"<%d>" % number * (1 + number % 20)), timeout_ms=3_000)
-            except TernError:
-                self.errors += 1
+            except TernError as error:
+                self.errors.append(str(error))
                 await asyncio.sleep(0.01)
                 continue
             if receipt.status is SendStatus.OK:
@@ -217,7 +217,7 @@ class JavaLoad(Load):
                 if answer["event"] == "result" and answer["status"] == "SEND_OK":
                     self._acknowledged(number)
                 else:
-                    self.errors += 1
+                    self.errors.append(str(answer))
 
 
 async def leader(admin: Admin, *, but: str = "") -> str:
@@ -276,9 +276,9 @@ async def complete(admin: Admin) -> None:
 
 async def lose_leaders(
     directory: Path, rounds: int, *settings: str, with_java: bool = False, way: str = "kill"
-) -> tuple[list[float], int]:
-    """Lose the leader again and again under load; the seconds until a message was acknowledged again, and how many
-    sends raised an error.
+) -> tuple[list[float], list[str]]:
+    """Lose the leader again and again under load; the seconds until a message was acknowledged again, and what sends
+    raised.
 
     ``way``: by ``kill`` -9; by a clean ``stop`` or a ``transfer``, where it is the longest time without an answer.
 
@@ -357,10 +357,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         losing = lose_leaders(Path(directory), given.rounds, *given.set, with_java=given.java, way=given.way)
         gaps, errors = asyncio.run(losing)
-    print(  # noqa: T201 - the result of a program
+    lines = [
         f"{len(gaps)} leaders lost by {given.way}, no acknowledged message lost; until the next acknowledged message: "
-        f"median {statistics.median(gaps):.2f} s, worst {max(gaps):.2f} s; {errors} sends raised an error"
-    )
+        f"median {statistics.median(gaps):.2f} s, worst {max(gaps):.2f} s; {len(errors)} sends raised an error",
+        *errors,
+    ]
+    print(*lines, sep="\n")  # noqa: T201 - the result of a program
 
 
 if __name__ == "__main__":
