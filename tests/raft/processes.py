@@ -14,6 +14,7 @@ import re
 import signal
 import statistics
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -33,6 +34,8 @@ from tests.interop.java import Java, Peer
 
 LONG_S: Final = 90.0
 FILE_BYTES: Final = 1 << 20
+#: Of Java's producers.
+_VERSIONS: Final = ("4.9.4", "5.2.0")
 _BODY: Final = re.compile(rb"<(\d+)>")
 
 
@@ -197,25 +200,35 @@ class JavaLoad(Load):
     def __init__(self, name_servers: str, directory: Path) -> None:
         super().__init__(name_servers)
         self._directory = directory
+        #: How many messages of each version's producer were acknowledged.
+        self._counts: Counter[str] = Counter()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         async with contextlib.AsyncExitStack() as stack:
             tasks = Tasks()
-            for version in ("4.9.4", "5.2.0"):
+            for version in _VERSIONS:
                 java = Java(version, self._directory)
                 options = {"group": "shop", "timeoutMs": 3_000, "pollMs": 1_000}
                 producer = await stack.enter_async_context(java.producer(self._name_servers, **options))
-                tasks.create_task(self._order(producer))
+                tasks.create_task(self._order(version, producer))
             await stack.enter_async_context(tasks)
             yield
 
-    async def _order(self, producer: Peer) -> None:
+    async def goes_on(self, count: int = 20) -> None:
+        """Both producers: one that still waits for the last change of leaders would meet the next one as well."""
+        wanted = self._counts + Counter(dict.fromkeys(_VERSIONS, count))
+        async with asyncio.timeout(LONG_S):
+            while not wanted <= self._counts:
+                await asyncio.sleep(0.005)
+
+    async def _order(self, version: str, producer: Peer) -> None:
         while True:
             number = self._number()
             for answer in await producer.order(topic="orders", count=1, body=f"<{number}>", limit_s=LONG_S):
                 if answer["event"] == "result" and answer["status"] == "SEND_OK":
                     self._acknowledged(number)
+                    self._counts[version] += 1
                 else:
                     self.errors.append(str(answer))
 
