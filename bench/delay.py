@@ -234,7 +234,7 @@ def start_figures(waiting: int) -> dict[str, float]:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
             figures |= process.submit(run_start, store).result()
         with systems.start_ternmq(directory / "ternmq") as system:
-            figures["`tern up` ready in, s"] = system.ready_s
+            figures["name server and broker ready in, s"] = system.ready_s
             before_s = -1.0
             while system.cpu_s() > before_s:
                 # Until this hour is loaded.

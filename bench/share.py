@@ -590,7 +590,7 @@ def main() -> None:
                 found[system.name] = uvloop.run(measure(system, options, ("pop",), end=began + all_s * 0.4))
         for number, only in enumerate((options.only,) if options.only else (None, "cost")):
             options.only = only
-            with systems.start_ternmq_here(Path(directory) / f"ternmq-{number}", settings=SETTINGS) as system:
+            with systems.start_ternmq(Path(directory) / f"ternmq-{number}", settings=SETTINGS) as system:
                 found.setdefault(system.name, {}).update(uvloop.run(measure(system, options, WAYS, end=began + all_s)))
     print(table(found))
     print(json.dumps(found))

@@ -2,7 +2,7 @@
 
 RocketMQ (4.9.4, and 5.2.0 for pop) runs with its own defaults (1 GiB files, asynchronous flush) and its
 recommended collector, with a heap of 1 GiB that is not touched in advance, so that its real memory use is measured.
-TernMQ is ``tern up``, or, where priorities matter, a name server and a broker (``start_ternmq_here``).
+TernMQ is a name server and a broker, too.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Final
 
 from tests.interop import rocketmq
@@ -113,27 +114,16 @@ def start_rocketmq(
 def start_ternmq(
     directory: Path, *, settings: Mapping[str, object] | None = None, brokers: int = 1
 ) -> Iterator[System]:
-    """``tern up``: a name server, and brokers as its child processes."""
-    port, broker_port = rocketmq.free_port(), rocketmq.free_port(neighbours=(-2, 1))
-    tern = Path(sys.executable).with_name("tern")
-    command = [str(tern), "up", "--dir", str(directory), "--port", str(port), "--broker-port", str(broker_port)]
-    command += ["--brokers", str(brokers)]
-    command += [part for key, value in (settings or {}).items() for part in ("--set", f"{key}={value}")]
-    with _started(command, directory) as (process, ready_s):
-        first, *more = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
-        yield System("TernMQ", f"127.0.0.1:{port}", first, ready_s, tuple(more))
-
-
-@contextmanager
-def start_ternmq_here(directory: Path, *, settings: Mapping[str, object] | None = None) -> Iterator[System]:
-    """A name server and a broker as processes of this session, as RocketMQ's are. The brokers of ``tern up`` have
+    """A name server and brokers as processes of this session, as RocketMQ's are. The brokers of ``tern up`` have
     sessions of their own, and the kernel may schedule by session: see ``is_scheduled_here``."""
     started = time.monotonic()
-    with (
-        start_ternmq_names(directory / "namesrv") as names,
-        _ternmq_broker(directory / "broker-a", names, dict(settings or {})) as broker,
-    ):
-        yield System("TernMQ", names, broker.pid, time.monotonic() - started)
+    with ExitStack() as stack:
+        names = stack.enter_context(start_ternmq_names(directory / "namesrv"))
+        first, *more = (
+            stack.enter_context(_ternmq_broker(directory / name, names, {**(settings or {}), "brokerName": name}))
+            for name in [f"broker-{letter}" for letter in ascii_lowercase[:brokers]]
+        )
+        yield System("TernMQ", names, first.pid, time.monotonic() - started, tuple(node.pid for node in more))
 
 
 def is_scheduled_here(pid: int) -> bool:
@@ -240,11 +230,11 @@ def start_ternmq_node(directory: Path, names: str, role: str, broker_id: int) ->
 def _ternmq_broker(directory: Path, names: str, settings: dict[str, object]) -> Iterator[Node]:
     port = rocketmq.free_port(neighbours=(-2, 1))
     settings = {
-        **settings,
         "brokerName": "broker-a",
+        **settings,
         "brokerIP1": "127.0.0.1",
         "listenPort": port,
-        "storePathRootDir": directory / "store",
+        "storePathRootDir": directory,
     }
     flags = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     tern = str(Path(sys.executable).with_name("tern"))

@@ -231,7 +231,10 @@ public final class TernLoad {
         producer.setDefaultTopicQueueNums(8);
         producer.setVipChannelEnabled(false);
         producer.start();
-        producer.send(new Message(topic, new byte[Long.BYTES]));
+        // Each broker makes the topic at its first message; a consumer that starts before would see one of them later.
+        for (int index = 0; index < 32; index++) {
+            producer.send(new Message(topic, new byte[Long.BYTES]));
+        }
 
         var latencies = new ConcurrentLinkedQueue<Long>();
         var begin = new AtomicLong(Long.MAX_VALUE);
