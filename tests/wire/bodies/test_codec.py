@@ -145,6 +145,18 @@ def test_a_body_that_does_not_fit_is_refused_with_the_reason(data: bytes, compla
         decode(data, groups.GroupList)
 
 
+def test_a_body_that_is_larger_than_its_kind_is_refused_before_it_is_read() -> None:
+    """B5: 16 MiB of a heartbeat that is refused in the end kept a server busy for a second."""
+    body = encode(clients.Heartbeat(client_id="c"))
+    largest = body + b" " * (clients.Heartbeat.bytes_max - len(body))
+
+    assert "c" == decode(largest, clients.Heartbeat).client_id
+    with pytest.raises(
+        RemoteProtocolError, match="the body has 2097153 bytes, more than the 2097152 that a Heartbeat may"
+    ):
+        decode(largest + b" ", clients.Heartbeat)
+
+
 def test_none_is_left_out_and_defaults_are_written() -> None:
     """V1: Java's 5.x name server breaks at null, its readers have other defaults than ours."""
     assert {"table": {}} == json.loads(encode(routes.KvTable()))

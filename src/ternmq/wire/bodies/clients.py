@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
+from typing import ClassVar
 
 from msgspec import field
 
@@ -93,6 +94,8 @@ class ConsumerData(Body, frozen=True, kw_only=True):
 class Heartbeat(Body, frozen=True, kw_only=True):
     """HEART_BEAT 34. The last two are RocketMQ 5's: "my subscriptions are still those with this fingerprint"."""
 
+    bytes_max: ClassVar[int] = 2 << 20
+
     client_id: str = field(name="clientID")
     producer_data_set: list[ProducerData] = always(list)
     consumer_data_set: list[ConsumerData] = always(list)
@@ -102,6 +105,8 @@ class Heartbeat(Body, frozen=True, kw_only=True):
 
 class ClientCheck(Body, frozen=True, kw_only=True):
     """CHECK_CLIENT_CONFIG 46: is this SQL filter valid?"""
+
+    bytes_max: ClassVar[int] = 2 << 20
 
     client_id: str
     group: str
@@ -121,6 +126,8 @@ class MemberList(Body, frozen=True, kw_only=True):
 class QueueLocks(Body, frozen=True, kw_only=True):
     """LOCK_BATCH_MQ 41 and UNLOCK_BATCH_MQ 42."""
 
+    bytes_max: ClassVar[int] = 4 << 20
+
     client_id: str
     consumer_group: str
     queues: list[Queue] = field(name="mqSet")
@@ -135,6 +142,8 @@ class LockedQueues(Body, frozen=True, kw_only=True):
 
 class AssignmentQuery(Body, frozen=True, kw_only=True):
     """QUERY_ASSIGNMENT 400: which queues does this client get? Strategies: AVG, AVG_BY_CIRCLE, CONSISTENT_HASH, …"""
+
+    bytes_max: ClassVar[int] = 1 << 20
 
     client_id: str
     consumer_group: str
@@ -158,6 +167,8 @@ class Assignments(Body, frozen=True, kw_only=True):
 
 class GroupRequestMode(Body, frozen=True, kw_only=True):
     """SET_MESSAGE_REQUEST_MODE 401."""
+
+    bytes_max: ClassVar[int] = 1 << 20
 
     topic: str
     consumer_group: str
@@ -216,6 +227,8 @@ class BatchAck(Body, frozen=True, kw_only=True):
 
 class BatchAcks(Body, frozen=True, kw_only=True):
     """BATCH_ACK_MESSAGE 200151."""
+
+    bytes_max: ClassVar[int] = 1 << 20
 
     broker_name: str | None = None
     acks: list[BatchAck] = always(list)

@@ -12,7 +12,7 @@ order, so keys are parsed before they are compared: ``by_queue`` and ``by_key`` 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NewType, TypeVar
+from typing import Any, ClassVar, Final, NewType, TypeVar
 
 import msgspec
 
@@ -23,9 +23,16 @@ from ternmq.wire.fastjson import to_json
 
 T = TypeVar("T")
 
+#: As much as a frame can have, so that only smaller limits count.
+BYTES_MAX: Final = 1 << 30
+
 
 class Body(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     """Base of all bodies and their parts."""
+
+    #: A larger one is refused before it is read. Less for what any client may send: 16 MiB, which a frame may have, can
+    #: take a second, and meanwhile a server does nothing else.
+    bytes_max: ClassVar[int] = BYTES_MAX
 
 
 BodyT = TypeVar("BodyT", bound=Body)
@@ -46,7 +53,12 @@ def encode(body: Body) -> bytes:
 
 
 def decode(data: Buffer, kind: type[BodyT]) -> BodyT:
-    """The body as ``kind``; raises ``RemoteProtocolError`` with the reason if it does not match."""
+    """The body as ``kind``; raises ``RemoteProtocolError`` with the reason if it does not match, or is too large."""
+    if len(data) > kind.bytes_max:
+        raise RemoteProtocolError(
+            f"the body has {len(data)} bytes, more than the {kind.bytes_max} that a {kind.__name__} may have; name "
+            "less in one request"
+        )
     decoder = _decoders.get(kind)
     if decoder is None:
         # Not strict: numbers may be texts.

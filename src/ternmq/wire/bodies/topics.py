@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from ternmq.wire.bodies.codec import Body, always
 
 
 class DataVersion(Body, frozen=True, kw_only=True):
     """How new a table is: each change increases the counter and sets the time. 4.9 has no ``state_version``."""
+
+    bytes_max: ClassVar[int] = 1 << 20
 
     counter: int = always(int)
     timestamp: int = always(int)
