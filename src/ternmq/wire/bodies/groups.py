@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from ternmq.wire.bodies.codec import Body, always
 from ternmq.wire.bodies.topics import DataVersion
 
@@ -39,8 +37,6 @@ class SimpleSubscription(Body, frozen=True, kw_only=True):
 
 class SubscriptionGroupConfig(Body, frozen=True, kw_only=True):
     """One group (UPDATE_AND_CREATE_SUBSCRIPTIONGROUP 200); the members from ``attributes`` on are RocketMQ 5's."""
-
-    bytes_max: ClassVar[int] = 1 << 20
 
     group_name: str
     consume_enable: bool = always(lambda: True)
