@@ -29,7 +29,7 @@ from typing import Final
 from ternmq.errors import InvalidParameter, NotMaster, RemoteProtocolError, ServiceNotAvailable
 from ternmq.raft.group import Members, RaftCoreConfig
 from ternmq.raft.leadership import FollowerStatus, Leadership
-from ternmq.raft.matching import first_difference, last_candidate
+from ternmq.raft.matching import first_difference, last_candidate, last_up_to
 from ternmq.raft.messages import (
     NO_INDEX,
     NO_TERM,
@@ -156,8 +156,7 @@ class RaftCore:
             case AppendReply():
                 self._on_append_reply(message, now_ms, ready)
             case TransferNow():
-                is_of_leader = message.term == self._term and self._leader in (None, message.sender)
-                if is_of_leader and self._role is RaftRole.FOLLOWER and self._may_lead():
+                if self._may_take_over(message):
                     self._campaign(now_ms, ready, is_pre=False)
         return self._finish(ready)
 
@@ -372,13 +371,25 @@ class RaftCore:
         if self._is_filling and vote.sender not in self._members.voters:
             # It may have left long ago, and know of no commit. With a log, this member could tell.
             return False
-        # Where it takes all voters to commit, the candidate has all that was committed, and none can replace this vote.
-        takes_all = self._members.quorum == len(self._members.voters)
-        if self._is_filling and max(vote.commit, self._commit, self._lost) != NO_INDEX and not takes_all:
+        if self._is_filling and (vote.commit != NO_INDEX or self._knows_of_commits) and not self._takes_all:
             return False
         if vote.is_pre:
             return vote.term > self._term and self._is_up_to_date(vote)
         return vote.term == self._term and self._voted_for in (None, vote.sender) and self._is_up_to_date(vote)
+
+    @property
+    def _knows_of_commits(self) -> bool:
+        """Whether the group has committed anything, as far as this member knows. A leader changes members only when it
+        has committed an entry."""
+        return max(self._commit, self._lost, self._terms.members_index) != NO_INDEX
+
+    @property
+    def _takes_all(self) -> bool:
+        """As a member that is filling: whether it takes all voters to commit. Then a candidate has all that was
+        committed, and none can replace this vote. The log may be only the beginning of the group's, and name members of
+        long ago; then the settings must agree."""
+        known = [self._members] if self._lost != NO_INDEX else [self._members, self._config.members]
+        return all(members.quorum == len(members.voters) for members in known)
 
     def _is_up_to_date(self, vote: VoteRequest) -> bool:
         """Whether the candidate's log has everything that this one has, if that was committed (Raft's paper, 5.4.1)."""
@@ -402,10 +413,20 @@ class RaftCore:
                 votes.add(reply.sender)
             self._poll(now_ms, ready)
 
+    def _may_take_over(self, order: TransferNow) -> bool:
+        """Whether an order of the leader holds. It may come late: when the leader has given the transfer up, and counts
+        this member's answers for its lease again; or when this member has lost its disk, and forgotten that it has
+        asked for votes in the next term already, with the log that it had. DLedger's leaders name no heir, and have no
+        lease."""
+        is_heir = self._heir == self._config.self_id or self._config.is_mixed
+        is_of_leader = order.term == self._term and self._leader in (None, order.sender)
+        is_free = self._role is RaftRole.FOLLOWER and not self._is_filling
+        return is_heir and is_of_leader and is_free and self._may_lead()
+
     def _may_lead(self) -> bool:
         """A learner may not; nor a member whose log is empty because it begins in the middle of the group's, nor one
         that is filling and knows of committed entries."""
-        is_partial = self.awaits_tables or (self._is_filling and max(self._commit, self._lost) != NO_INDEX)
+        is_partial = self.awaits_tables or (self._is_filling and self._knows_of_commits)
         # One that is to leave may still be the only one that can lead, until that is committed.
         may = self._config.self_id in self._members.voters or self._terms.members_index > self._commit
         return may and self._last_term() is not None and not is_partial
@@ -580,28 +601,19 @@ class RaftCore:
 
     def _is_filled(self) -> bool:
         """Whether this member has all that was committed before it began: all that this term's leader knew as committed
-        when it was first heard, an entry of its own term included. What this member has of it would not do: the leader
-        may lead since long, and the first entries that come be of its term already. A leader (of a new group) has its
-        own first commit to reach: later ones may run ahead of a slow disk for ever."""
+        when it was first heard, and the first entry of the leader's own term. All entries before that one are all that
+        can have been committed in earlier terms. A leader (of a new group) has its own first commit to reach: later
+        ones may run ahead of a slow disk for ever."""
         if self._leadership is not None and self._fill_goal is None and self._terms.term_of(self._commit) == self._term:
             self._fill_goal = self._commit
         goal = self._fill_goal
         if goal is None or self._leader is None:
             return False
-        if goal == NO_INDEX:
-            if self._had_nothing_to_lose():
-                return True
-            goal = self._fill_goal = self._leader_commit
-        if not self._stored >= goal >= 0:
-            return False
-        if self._terms.term_of(goal) == self._term:
-            return True
-        # The leader had committed nothing of its own yet.
-        self._fill_goal = self._leader_commit if self._leader_commit > goal else None
-        return False
-
-    def _had_nothing_to_lose(self) -> bool:
-        """Whether the group began in this term, and its leader had committed nothing when it was first heard. DLedger's
-        leaders do not always tell what they have committed."""
-        is_new = self._stored >= 0 and self._terms.term_of(0) == self._term
-        return is_new and self._lost == NO_INDEX and not self._config.is_mixed
+        first = last_up_to(self._terms, self._terms.last_index, self._term - 1) + 1
+        if goal < first <= self._terms.last_index:
+            # The leader had committed none of its own entries when it was first heard. The first one will do if it has
+            # committed none until that has come here: no answer of an earlier life of this member is among what it has
+            # counted. DLedger's leaders do not always tell what they have committed, so they must have told of one.
+            known = self._leader_commit
+            goal = self._fill_goal = known if self._config.is_mixed else max(first, known)
+        return first <= goal <= self._stored
