@@ -253,6 +253,20 @@ def joining(cluster: Cluster, members: list[Node], number: int, **settings: obje
     return node
 
 
+def named(cluster: Cluster, member: Node, peers: list[Node], **settings: object) -> None:
+    """Let ``dLegerPeers`` of a member name these at its next start."""
+    own = member.name.rpartition("-")[2]
+    other = cluster.broker(
+        f"settings of {own}",
+        brokerName="broker-a",
+        enableDLegerCommitLog=True,
+        dLegerSelfId=own,
+        dLegerPeers=";".join(f"{each.name.rpartition('-')[2]}-{each.ip}:{RAFT_PORT}" for each in peers),
+        **settings,
+    )
+    member._program = other._program
+
+
 async def asked(cluster: Cluster, *texts: str) -> None:
     """Add (``+n3-…``) and remove (``-n1``) members, as a tool does; each must be done."""
     done: list[str] = []
@@ -273,6 +287,28 @@ async def asked(cluster: Cluster, *texts: str) -> None:
     await until(lambda: len(done) == len(texts) or cluster.loop.failures, 100.0)
     cluster.loop.check()
     await tool.stop()
+
+
+def test_a_member_that_the_settings_do_not_name_ends_no_group_that_may_have_rocketmq_brokers() -> None:
+    """P3: the group has grown, and then gets ``raftPeerProtocol=dledger`` with the settings of before. The first
+    message for the new member ended the part of the one that sent it."""
+
+    async def story(cluster: Cluster) -> None:
+        members = cluster.raft_group("broker-a", 3)
+        shop = Shop(cluster)
+        new = joining(cluster, members, 3)
+        await cluster.start(cluster.name_server(), *members, new)
+        await asked(cluster, f"+n3-{new.ip}:{RAFT_PORT}")
+        await until(lambda: "n3" in node_of(new).core.members.voters)
+        for each in (*members, new):
+            await each.stop()
+        for each in members:
+            named(cluster, each, members, raftPeerProtocol="dledger")
+        await cluster.start(*members, shop.node)
+        await until(lambda: len(shop.acknowledged) > 20)
+        assert [""] * 3 == [node_of(each).trouble for each in members]
+
+    run(31, story)
 
 
 def test_a_member_is_replaced_while_messages_come() -> None:
