@@ -13,6 +13,7 @@ from ternmq.admin import Admin
 from ternmq.errors import BrokerRefused, CallTimeout, InvalidParameter, ServiceNotAvailable, TernError
 from ternmq.raft.group import Members
 from ternmq.raft.membership import MEMBERS_FLAG, Change, ListedMember, Membership, pack_body, peers_in
+from ternmq.store.log.draft import Draft
 from ternmq.testing.cluster import RAFT_PORT, Cluster, Node
 from ternmq.testing.disk import SimulatedDisk
 from ternmq.wire.record import pack_record, record_bytes
@@ -230,6 +231,7 @@ def test_a_record_that_names_no_group_names_no_members(peers: tuple[ListedMember
     good = (ListedMember("n0", "a:1"), ListedMember("n1", "b:1", votes=False))
     assert good == peers_in(members_record(pack_body(good)))
     assert None is peers_in(members_record(b"\xff"))
+    assert None is peers_in(members_record(b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"))
     assert None is peers_in(members_record(pack_body(good), topic="orders"))
 
 
@@ -309,6 +311,29 @@ def test_a_member_that_the_settings_do_not_name_ends_no_group_that_may_have_rock
         assert [""] * 3 == [node_of(each).trouble for each in members]
 
     run(31, story)
+
+
+@pytest.mark.parametrize(("protocol", "counts"), [("dledger", False), ("ternmq", True)])
+def test_a_message_that_names_members_is_an_ordinary_one_where_rocketmq_brokers_may_lead(
+    protocol: str, counts: bool
+) -> None:
+    """P3: they take messages of any topic and flag from any client, who could make a group of its own of the others."""
+
+    async def story(cluster: Cluster) -> None:
+        members = cluster.raft_group("broker-a", 3, raftPeerProtocol=protocol)
+        await cluster.start(cluster.name_server(), *members)
+        await until(lambda: leader_of(members))
+        leader = leader_of(members)
+        assert leader is not None
+        store, log = node_of(leader).store, node_of(leader).log
+        await until(lambda: node_of(leader).leads())
+        body = pack_body([ListedMember(each.name[-2:], f"{each.ip}:{RAFT_PORT}") for each in members])
+        store.put(Draft(names.RAFT_MEMBERS_TOPIC, 0, body, "", 0, HOST, flag=MEMBERS_FLAG))
+        await until(lambda: all(node_of(each).log.last_index == log.last_index for each in members))
+        followers = [each for each in members if each is not leader]
+        assert [counts] * 2 == [node_of(each).log.membership.newest is not None for each in followers]
+
+    run(32, story)
 
 
 def test_a_member_is_replaced_while_messages_come() -> None:

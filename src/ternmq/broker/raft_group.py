@@ -122,6 +122,7 @@ class RaftGroup:
             segment_bytes=store_config.mapped_file_size_commit_log,
             index_file_bytes=config.raft_index_file_bytes,
             on_sealed=self._sealed,
+            takes_changes=not config.is_mixed,
         )
         self._node: RaftNode | None = None
         self._roles: Roles | None = None
