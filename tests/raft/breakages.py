@@ -112,7 +112,7 @@ class VotesWhileFilling(RaftCore):
     """A member that lost its disk votes at once."""
 
     def _grant(self, vote: VoteRequest) -> bool:
-        self._is_filling = False
+        self._gap.is_open = False
         return super()._grant(vote)
 
 
@@ -140,7 +140,7 @@ class LeadsMembersOfLongAgo(RaftCore):
 
     @property
     def _knows_of_commits(self) -> bool:
-        return max(self._commit, self._lost) != NO_INDEX
+        return max(self._commit, self._gap.lost) != NO_INDEX
 
 
 class TakesOverTooLate(RaftCore):
@@ -156,11 +156,11 @@ class TakesOverWhileFilling(RaftCore):
 
     def _may_take_over(self, order: TransferNow) -> bool:
         self._heir = self._config.self_id
-        is_filling, self._is_filling = self._is_filling, False
+        is_open, self._gap.is_open = self._gap.is_open, False
         try:
             return super()._may_take_over(order)
         finally:
-            self._is_filling = is_filling
+            self._gap.is_open = is_open
 
 
 class AsksForVotesAtOnce(RaftCore):

@@ -27,9 +27,10 @@ from random import Random
 from typing import Final
 
 from ternmq.errors import InvalidParameter, NotMaster, RemoteProtocolError, ServiceNotAvailable
+from ternmq.raft.gap import Gap
 from ternmq.raft.group import Members, RaftCoreConfig
 from ternmq.raft.leadership import FollowerStatus, Leadership
-from ternmq.raft.matching import first_difference, last_candidate, last_up_to
+from ternmq.raft.matching import first_difference, last_candidate
 from ternmq.raft.messages import (
     NO_INDEX,
     NO_TERM,
@@ -81,9 +82,7 @@ class RaftCore:
         self._term = hard_state.term
         self._voted_for = hard_state.voted_for
         self._saved = hard_state
-        #: Kept on the disk, as the filling takes longer than a life may last.
-        self._is_filling = hard_state.is_filling or last_index == NO_INDEX or lost != NO_INDEX
-        self._lost = lost
+        self._gap = Gap(terms, is_open=hard_state.is_filling, lost=lost, is_mixed=config.is_mixed)
         #: What is not in the log is still to come: a member that leads without it would take consumers back.
         self.awaits_tables = False
         # The log may come from elsewhere (a single broker), or its leader's term file be older than the log.
@@ -102,9 +101,6 @@ class RaftCore:
         #: When the leader was heard, and its time in the newest append.
         self._heard_ms = now_ms if self._term > 0 else now_ms - config.promise_ms
         self._heard_sent_ms = 0
-        #: What it knows as committed, as far as it has told: at last, and what this member needs to be filled.
-        self._leader_commit = NO_INDEX
-        self._fill_goal: int | None = None
         #: Whom the leader wants to be its successor.
         self._heir: NodeId | None = None
         #: Who has granted a vote in this term, if this member has asked for votes since it began, or last followed.
@@ -269,7 +265,7 @@ class RaftCore:
     @property
     def is_filling(self) -> bool:
         """Whether this member does not have all yet that was committed before it began, and so does not vote."""
-        return self._is_filling
+        return self._gap.is_open
 
     @property
     def members(self) -> Members:
@@ -339,7 +335,8 @@ class RaftCore:
             return
         self._role, self._leader = RaftRole.LEADER, self._config.self_id
         self._votes = self._pre_votes = None
-        self._heir = self._fill_goal = None
+        self._heir = None
+        self._gap.forget()
         self._leadership = Leadership(self._config, self._members, self._term, self._terms, now_ms, commit=self._commit)
         self._leadership.heartbeat(now_ms, ready)
 
@@ -368,10 +365,11 @@ class RaftCore:
         )
 
     def _grant(self, vote: VoteRequest) -> bool:
-        if self._is_filling and vote.sender not in self._members.voters:
+        if self._gap.is_open and vote.sender not in self._members.voters:
             # It may have left long ago, and know of no commit. With a log, this member could tell.
             return False
-        if self._is_filling and (vote.commit != NO_INDEX or self._knows_of_commits) and not self._takes_all:
+        knows = vote.commit != NO_INDEX or self._knows_of_commits
+        if self._gap.is_open and knows and not self._gap.takes_all(self._members, self._config.members):
             return False
         if vote.is_pre:
             return vote.term > self._term and self._is_up_to_date(vote)
@@ -379,17 +377,7 @@ class RaftCore:
 
     @property
     def _knows_of_commits(self) -> bool:
-        """Whether the group has committed anything, as far as this member knows. A leader changes members only when it
-        has committed an entry."""
-        return max(self._commit, self._lost, self._terms.members_index) != NO_INDEX
-
-    @property
-    def _takes_all(self) -> bool:
-        """As a member that is filling: whether it takes all voters to commit. Then a candidate has all that was
-        committed, and none can replace this vote. The log may be only the beginning of the group's, and name members of
-        long ago; then the settings must agree."""
-        known = [self._members] if self._lost != NO_INDEX else [self._members, self._config.members]
-        return all(members.quorum == len(members.voters) for members in known)
+        return self._gap.knows_of_commits(self._commit)
 
     def _is_up_to_date(self, vote: VoteRequest) -> bool:
         """Whether the candidate's log has everything that this one has, if that was committed (Raft's paper, 5.4.1)."""
@@ -420,13 +408,13 @@ class RaftCore:
         lease."""
         is_heir = self._heir == self._config.self_id or self._config.is_mixed
         is_of_leader = order.term == self._term and self._leader in (None, order.sender)
-        is_free = self._role is RaftRole.FOLLOWER and not self._is_filling
+        is_free = self._role is RaftRole.FOLLOWER and not self._gap.is_open
         return is_heir and is_of_leader and is_free and self._may_lead()
 
     def _may_lead(self) -> bool:
         """A learner may not; nor a member whose log is empty because it begins in the middle of the group's, nor one
         that is filling and knows of committed entries."""
-        is_partial = self.awaits_tables or (self._is_filling and self._knows_of_commits)
+        is_partial = self.awaits_tables or (self._gap.is_open and self._knows_of_commits)
         # One that is to leave may still be the only one that can lead, until that is committed.
         may = self._config.self_id in self._members.voters or self._terms.members_index > self._commit
         return may and self._last_term() is not None and not is_partial
@@ -442,8 +430,7 @@ class RaftCore:
         self._votes = self._pre_votes = None
         # All that was known of a leader's log and clock ends with its term.
         self._matched = self._commit
-        self._leader_commit = NO_INDEX
-        self._fill_goal = None
+        self._gap.forget()
         self._heard_sent_ms = 0
         self._heir = None
 
@@ -469,9 +456,7 @@ class RaftCore:
         if append.sent_ms >= self._heard_sent_ms:
             self._heard_sent_ms = append.sent_ms
             self._heir = append.heir
-        self._leader_commit = max(self._leader_commit, append.commit)
-        if self._fill_goal is None:
-            self._fill_goal = self._leader_commit
+        self._gap.heard(append.commit)
         self._wait_for_leader(now_ms)
         if self._is_equal_at(append.prev_index, append.prev_term):
             self._take(append, ready)
@@ -586,34 +571,22 @@ class RaftCore:
 
     def _finish(self, ready: Ready) -> Ready:
         """Tell what has changed."""
-        saved, told = self._saved, self._told
-        if self._is_filling and ready.append is None and self._is_filled():
-            self._is_filling = False
+        saved, told, gap = self._saved, self._told, self._gap
+        if self._leadership is not None:
+            gap.led(self._commit, self._term)
+        if (
+            gap.is_open
+            and self._leader is not None
+            and ready.append is None
+            and gap.is_filled(self._stored, self._term)
+        ):
+            gap.is_open = False
             # Its vote in this term was lost with its disk. It may have been for this leader: no other one gets it.
             self._voted_for = self._voted_for or self._leader
-        if saved.term != self._term or saved.voted_for != self._voted_for or saved.is_filling != self._is_filling:
-            self._saved = ready.hard_state = HardState(self._term, self._voted_for, self._is_filling)
+        if saved.term != self._term or saved.voted_for != self._voted_for or saved.is_filling != gap.is_open:
+            self._saved = ready.hard_state = HardState(self._term, self._voted_for, gap.is_open)
         if told.term != self._term or told.role is not self._role or told.leader != self._leader:
             self._told = ready.role = RoleChange(self._role, self._term, self._leader)
         if self._commit > self._told_commit:
             self._told_commit = ready.commit = self._commit
         return ready
-
-    def _is_filled(self) -> bool:
-        """Whether this member has all that was committed before it began: all that this term's leader knew as committed
-        when it was first heard, and the first entry of the leader's own term. All entries before that one are all that
-        can have been committed in earlier terms. A leader (of a new group) has its own first commit to reach: later
-        ones may run ahead of a slow disk for ever."""
-        if self._leadership is not None and self._fill_goal is None and self._terms.term_of(self._commit) == self._term:
-            self._fill_goal = self._commit
-        goal = self._fill_goal
-        if goal is None or self._leader is None:
-            return False
-        first = last_up_to(self._terms, self._terms.last_index, self._term - 1) + 1
-        if goal < first <= self._terms.last_index:
-            # The leader had committed none of its own entries when it was first heard. The first one will do if it has
-            # committed none until that has come here: no answer of an earlier life of this member is among what it has
-            # counted. DLedger's leaders do not always tell what they have committed, so they must have told of one.
-            known = self._leader_commit
-            goal = self._fill_goal = known if self._config.is_mixed else max(first, known)
-        return first <= goal <= self._stored
