@@ -535,6 +535,12 @@ class RaftCore:
         if reply.term > self._term:
             self._follow(reply.term, None, now_ms)
         elif reply.term == self._term and self._leadership is not None and self._leadership.knows(reply.sender):
+            if max(reply.stored, reply.index if reply.is_accepted else NO_INDEX) > self._terms.last_index:
+                # It would count for all entries to come.
+                raise RemoteProtocolError(
+                    f"{reply.sender} says that it has entry {max(reply.index, reply.stored)} of the leader, whose log "
+                    f"ends with {self._terms.last_index}"
+                )
             self._leadership.answered(reply, now_ms, ready)
             self._count(self._leadership, now_ms, ready)
 
