@@ -83,9 +83,9 @@ async def to_its_end(function: Callable[[], T], *, undo: Callable[[T], object] =
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait([work])
         if not work.cancelled():
-            error = work.exception()
-            if error is None:
+            try:
                 undo(work.result())
-            else:
+            except Exception as error:
+                # The caller is cancelled, whatever else happens.
                 log.warning("a call that was not waited for any more has failed: %s", error)
         raise
