@@ -578,17 +578,13 @@ class RaftCore:
     def _finish(self, ready: Ready) -> Ready:
         """Tell what has changed."""
         saved, told, gap = self._saved, self._told, self._gap
-        if self._leadership is not None:
-            gap.led(self._commit, self._term)
-        if (
-            gap.is_open
-            and self._leader is not None
-            and ready.append is None
-            and gap.is_filled(self._stored, self._term)
-        ):
-            gap.is_open = False
-            # Its vote in this term was lost with its disk. It may have been for this leader: no other one gets it.
-            self._voted_for = self._voted_for or self._leader
+        if gap.is_open and self._leader is not None and ready.append is None:
+            if self._leadership is not None:
+                gap.led(self._commit, self._term)
+            if gap.is_filled(self._stored, self._term):
+                gap.is_open = False
+                # Its vote in this term was lost with its disk. It may have been for this leader: no other one gets it.
+                self._voted_for = self._voted_for or self._leader
         if saved.term != self._term or saved.voted_for != self._voted_for or saved.is_filling != gap.is_open:
             self._saved = ready.hard_state = HardState(self._term, self._voted_for, gap.is_open)
         if told.term != self._term or told.role is not self._role or told.leader != self._leader:
