@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from threading import Event
 
 import pytest
 
-from ternmq.tasks import Tasks
+from ternmq.tasks import Tasks, to_its_end
 
 
 async def test_leaving_the_block_ends_every_task() -> None:
@@ -51,3 +52,48 @@ async def test_no_task_starts_after_the_end() -> None:
         pass
     with pytest.raises(RuntimeError, match="has ended"):
         tasks.create_task(asyncio.sleep(0))
+
+
+@pytest.mark.parametrize("fails", ["", "in its thread", "when it is undone"])
+async def test_a_caller_that_is_cancelled_waits_for_its_thread(fails: str, caplog: pytest.LogCaptureFixture) -> None:
+    """What it gives back then is not in use any more, and what the thread has opened is closed."""
+    begins, may_end = Event(), Event()
+    events: list[str] = []
+
+    def work() -> str:
+        begins.set()
+        assert may_end.wait(60)
+        events.append("the thread has ended")
+        if fails == "in its thread":
+            raise ValueError(fails)
+        return "result"
+
+    def undo(result: str) -> None:
+        if fails:
+            raise ValueError(fails)
+        events.append(f"undone: {result}")
+
+    async def call() -> None:
+        try:
+            await to_its_end(work, undo=undo)
+        finally:
+            events.append("given back")
+
+    task = asyncio.create_task(call())
+    assert await asyncio.to_thread(begins.wait, 60)
+    for _ in range(3):
+        task.cancel()
+        await asyncio.sleep(0)
+    assert [] == events
+    may_end.set()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    undone = [] if fails else ["undone: result"]
+    assert ["the thread has ended", *undone, "given back"] == events
+    assert not fails or fails in caplog.text
+
+
+async def test_what_a_thread_raises_is_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        await to_its_end(lambda: 1 // 0)
+    assert 1 == await to_its_end(lambda: 1)

@@ -5,13 +5,16 @@ block cancels the tasks that still run, since their loops would never end by the
 is raised as it is, not inside an ``ExceptionGroup``: an application's ``except TopicMissing`` around
 ``async with Producer`` must work. A failed task is logged at once, and its error is raised when the block ends without
 one of its own.
+
+A thread cannot be cancelled. ``to_its_end`` is for one that uses what its caller gives back when it is cancelled.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -65,3 +68,24 @@ class Tasks:
             log.error("a task failed", exc_info=error, extra={"task": task.get_name()})
             if self._failure is None:
                 self._failure = error
+
+
+async def to_its_end(function: Callable[[], T], *, undo: Callable[[T], object] = lambda _result: None) -> T:
+    """Call ``function`` in a thread. A caller that is cancelled waits until it has ended, and has ``undo`` take back
+    what it returned: with ``asyncio.to_thread`` the thread would go on with files whose lock the caller has released.
+    """
+    work = asyncio.get_running_loop().run_in_executor(None, function)
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        while not work.done():
+            # However often it is cancelled: what follows counts on the end.
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([work])
+        if not work.cancelled():
+            try:
+                undo(work.result())
+            except Exception as error:
+                # The caller is cancelled, whatever else happens.
+                log.warning("a call that was not waited for any more has failed: %s", error)
+        raise

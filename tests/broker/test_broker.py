@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from threading import Event, current_thread, main_thread
 
 import pytest
 
@@ -19,6 +20,8 @@ from ternmq.broker.settings import own_ip
 from ternmq.errors import ConfigError, NetworkError, StoreLocked
 from ternmq.namesrv.config import NamesrvConfig
 from ternmq.namesrv.server import NameServer
+from ternmq.store.disk.base import FileEntry
+from ternmq.store.disk.file_disk import FileDisk
 from ternmq.tasks import Tasks
 from ternmq.wire.bodies.codec import decode
 from ternmq.wire.bodies.routes import TopicRouteBody
@@ -320,3 +323,32 @@ async def test_after_a_power_cut_no_consumer_is_behind_the_end_of_its_queue(tmp_
         found = [await offset_of(consumer, group) for group in ("billing", "audit")]
 
     assert [3, 2] == found
+
+
+class SlowStart(FileDisk):
+    """A thread that opens a store waits in it."""
+
+    def __init__(self) -> None:
+        self.is_waited_for, self.may_go_on = Event(), Event()
+
+    def list(self, directory: Path) -> list[FileEntry]:
+        if current_thread() is not main_thread():
+            self.is_waited_for.set()
+            self.may_go_on.wait(60)
+        return super().list(directory)
+
+
+async def test_a_start_that_is_cancelled_gives_its_directory_back(tmp_path: Path) -> None:
+    """The thread that opens the store goes on: it kept the lock for as long as the process lived."""
+    disk = SlowStart()
+    starting = asyncio.create_task(Broker(settings(), small_store(tmp_path), disk=disk).__aenter__())
+    assert await asyncio.to_thread(disk.is_waited_for.wait, 60)
+    starting.cancel()
+    await asyncio.sleep(0)
+    with pytest.raises(StoreLocked):
+        await Broker(settings(), small_store(tmp_path)).__aenter__()
+    disk.may_go_on.set()
+    await asyncio.wait([starting])
+    assert starting.cancelled()
+    async with Broker(settings(), small_store(tmp_path)):
+        pass

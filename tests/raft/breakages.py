@@ -10,7 +10,7 @@ from ternmq.errors import ServiceNotAvailable
 from ternmq.raft.core import RaftCore
 from ternmq.raft.group import Members, RaftCoreConfig
 from ternmq.raft.leadership import Leadership
-from ternmq.raft.messages import Append, AppendReply, HardState, NodeId, VoteRequest
+from ternmq.raft.messages import NO_INDEX, Append, AppendReply, HardState, NodeId, TransferNow, VoteRequest
 from ternmq.raft.ready import EntryTerms, Ready
 from tests.raft.memory_log import MemoryLog
 from tests.raft.simulation import Breakage
@@ -112,7 +112,7 @@ class VotesWhileFilling(RaftCore):
     """A member that lost its disk votes at once."""
 
     def _grant(self, vote: VoteRequest) -> bool:
-        self._is_filling = False
+        self._gap.is_open = False
         return super()._grant(vote)
 
 
@@ -133,6 +133,34 @@ class ForgetsVote(RaftCore):
         self, config: RaftCoreConfig, hard_state: HardState, terms: EntryTerms, random: Random, now_ms: int, **rest: Any
     ) -> None:
         super().__init__(config, HardState(hard_state.term, None), terms, random, now_ms, **rest)
+
+
+class LeadsMembersOfLongAgo(RaftCore):
+    """A member that has only the beginning of a log leads the members that it names."""
+
+    @property
+    def _knows_of_commits(self) -> bool:
+        return max(self._commit, self._gap.lost) != NO_INDEX
+
+
+class TakesOverTooLate(RaftCore):
+    """Obeys an order to take over though the leader has given the transfer up."""
+
+    def _may_take_over(self, order: TransferNow) -> bool:
+        self._heir = self._config.self_id
+        return super()._may_take_over(order)
+
+
+class TakesOverWhileFilling(RaftCore):
+    """A member that lost its disk takes over."""
+
+    def _may_take_over(self, order: TransferNow) -> bool:
+        self._heir = self._config.self_id
+        is_open, self._gap.is_open = self._gap.is_open, False
+        try:
+            return super()._may_take_over(order)
+        finally:
+            self._gap.is_open = is_open
 
 
 class AsksForVotesAtOnce(RaftCore):

@@ -527,15 +527,23 @@ class SlowSyncs(RaftSimulation):
     """The same, but a sync takes some ms, and the member does other things meanwhile: as with a flush thread. Otherwise
     it is done in the next turn of the loop, before any answer that was sent too early can arrive."""
 
+    sync_s: ClassVar[float] = 0.02
+
     def run(self) -> None:
-        with patch.object(Upkeep, "_flush_next", _flush_later):
+        def flush_later(upkeep: Upkeep) -> None:
+            if not upkeep._is_woken:
+                upkeep._is_woken = True
+                asyncio.get_running_loop().call_later(self.sync_s, upkeep._flush_woken)
+
+        with patch.object(Upkeep, "_flush_next", flush_later):
             super().run()
 
 
-def _flush_later(upkeep: Upkeep) -> None:
-    if not upkeep._is_woken:
-        upkeep._is_woken = True
-        asyncio.get_running_loop().call_later(0.02, upkeep._flush_woken)
+class VerySlowSyncs(SlowSyncs):
+    """A sync takes longer than the pause between two looks at what members show: what is shown too early is seen, and
+    a power cut may take it back."""
+
+    sync_s: ClassVar[float] = 0.3
 
 
 async def _ask(instance: ClientInstance, address: str, queue: MessageQueue, at: int | None) -> Read | None:

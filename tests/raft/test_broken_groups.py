@@ -20,7 +20,7 @@ from ternmq.raft.log import RaftLog
 from ternmq.raft.messages import NO_INDEX
 from ternmq.raft.node import RaftNode
 from tests.raft import breakages
-from tests.raft.group_simulation import RaftSimulation, SlowSyncs
+from tests.raft.group_simulation import RaftSimulation, SlowSyncs, VerySlowSyncs
 
 pytestmark = pytest.mark.usefixtures("silent")
 
@@ -59,12 +59,14 @@ RULES: Final[dict[str, tuple[Broken, int]]] = {
     ),
 }
 
-#: The same where syncs take their time.
-DISK_RULES: Final[dict[str, tuple[Broken, int]]] = {
+#: The same where syncs take their time: how slow they are.
+DISK_RULES: Final[dict[str, tuple[Broken, int, type[SlowSyncs]]]] = {
     "an entry counts when it is on the disk": (
         lambda: patch.object(RaftNode, "_stored_now", lambda node: node.log.last_index),
         29,
+        SlowSyncs,
     ),
+    "what is shown is committed": (_core(breakages.CommitsEarly), 11, VerySlowSyncs),
 }
 
 
@@ -87,21 +89,22 @@ def test_a_broken_rule_is_found(rule: str) -> None:
 
 @pytest.mark.parametrize("rule", DISK_RULES)
 def test_a_broken_rule_of_disks_is_found(rule: str) -> None:
-    broken, seed = DISK_RULES[rule]
-    assert finds(seed, nullcontext, SlowSyncs) is None, "nothing is wrong with the rule"
-    assert finds(seed, broken, SlowSyncs) is not None
+    broken, seed, simulation = DISK_RULES[rule]
+    assert finds(seed, nullcontext, simulation) is None, "nothing is wrong with this life"
+    assert finds(seed, broken, simulation) is not None
 
 
 def search(seeds: int, *names: str) -> None:
     """Print the first seed that finds each rule, as rows of the table in the decision."""
     logging.disable(logging.CRITICAL)
-    for simulation, rules in ((RaftSimulation, RULES), (SlowSyncs, DISK_RULES)):
-        for rule, (broken, _) in rules.items():
-            if not names or any(name in rule for name in names):
-                lives = ((seed, finds(seed, broken, simulation)) for seed in range(seeds))
-                seed, wrong = next((life for life in lives if life[1]), (-1, ""))
-                sys.stdout.write(f"| {rule} | {seed} | {(wrong or '')[:200]} |\n")
-                sys.stdout.flush()
+    plain: dict[str, tuple[Broken, int, type[RaftSimulation]]]
+    plain = {rule: (broken, seed, RaftSimulation) for rule, (broken, seed) in RULES.items()}
+    for rule, (broken, _, simulation) in (plain | DISK_RULES).items():
+        if not names or any(name in rule for name in names):
+            lives = ((seed, finds(seed, broken, simulation)) for seed in range(seeds))
+            seed, wrong = next((life for life in lives if life[1]), (-1, ""))
+            sys.stdout.write(f"| {rule} | {seed} | {(wrong or '')[:200]} |\n")
+            sys.stdout.flush()
 
 
 if __name__ == "__main__":

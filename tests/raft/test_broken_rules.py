@@ -30,7 +30,7 @@ RULES: Final[dict[str, tuple[Broken, type[Leadership], int]]] = {
     "the last term counts before the length": (Broken(breakages.ComparesLengthsOnly), Leadership, 158),
     "the term is remembered at a restart": (Broken(forgets_term=True), Leadership, 4),
     "no vote while a leader is heard": (Broken(breakages.VotesAgainstItsLeader), Leadership, 41),
-    "the entry before is compared": (Broken(breakages.TakesEntriesAnywhere), Leadership, 46),
+    "the entry before is compared": (Broken(breakages.TakesEntriesAnywhere), Leadership, 74),
     "what differs is dropped": (Broken(breakages.KeepsWhatDiffers), Leadership, 11),
     "what is equal is not dropped": (Broken(breakages.TruncatesWhatIsEqual), Leadership, 3),
     "what is committed is not dropped": (Broken(breakages.TruncatesCommitted), Leadership, 3),
@@ -45,6 +45,7 @@ RULES: Final[dict[str, tuple[Broken, type[Leadership], int]]] = {
     "a lease is shorter than a promise": (Broken(), breakages.LeaseTooLong, 3),
     "a lease counts from when the append was sent": (Broken(), breakages.LeaseFromReply, 10),
     "no lease while an heir is elected": (Broken(), breakages.LeaseInTransfer, 117),
+    "an order to take over ends with its transfer": (Broken(breakages.TakesOverTooLate), Leadership, 68320944626),
 }
 
 
@@ -59,6 +60,8 @@ MEMBER_RULES: Final[dict[str, tuple[Broken, type[Leadership], int]]] = {
     "members that have left, and learners, are not counted": (Broken(), breakages.CountsThoseThatLeft, 0),
     "the new members can elect a leader": (Broken(breakages.TakesAnyVoter), Leadership, 158),
     "a change counts on what members answer now": (Broken(breakages.BelievesOldAnswers), Leadership, 394),
+    "the beginning of a log tells of no members": (Broken(breakages.LeadsMembersOfLongAgo), Leadership, 69023643863),
+    "an empty member does not take over": (Broken(breakages.TakesOverWhileFilling), Leadership, 67341409621),
 }
 
 
@@ -66,7 +69,7 @@ MEMBER_RULES: Final[dict[str, tuple[Broken, type[Leadership], int]]] = {
 STORM_RULES: Final[dict[str, tuple[Broken, type[Leadership], int]]] = {
     "entries of old terms are not counted": (Broken(), breakages.CountsOldTerms, 32),
     "the vote is remembered at a restart": (Broken(forgets_vote=True), Leadership, 656),
-    "the vote is on the disk before it is sent": (Broken(sends_before_vote_is_saved=True), Leadership, 26),
+    "the vote is on the disk before it is sent": (Broken(sends_before_vote_is_saved=True), Leadership, 57),
 }
 
 

@@ -8,23 +8,10 @@ import asyncio
 import pytest
 
 from ternmq.raft.group import Members
-from ternmq.testing.cluster import RAFT_PORT, Cluster, Node
+from ternmq.testing.cluster import Cluster
 from tests.raft.test_filling import node_of, wiped
 from tests.raft.test_group_simulation import a_selling_group, agree, leader_of, run, until
-from tests.raft.test_members import asked
-
-
-def named(cluster: Cluster, member: Node, peers: list[Node]) -> None:
-    """Let ``dLegerPeers`` of a member name these."""
-    own = member.name.rpartition("-")[2]
-    other = cluster.broker(
-        f"settings of {own}",
-        brokerName="broker-a",
-        enableDLegerCommitLog=True,
-        dLegerSelfId=own,
-        dLegerPeers=";".join(f"{each.name.rpartition('-')[2]}-{each.ip}:{RAFT_PORT}" for each in peers),
-    )
-    member._program = other._program
+from tests.raft.test_members import asked, named
 
 
 def test_an_empty_member_of_two_votes_when_its_settings_name_the_two(caplog: pytest.LogCaptureFixture) -> None:
@@ -50,8 +37,7 @@ def test_an_empty_member_of_two_votes_when_its_settings_name_the_two(caplog: pyt
         named(cluster, empty, [leader, empty])
         await cluster.start(empty)
         await until(lambda: leader_of([leader]))
-        sent = len(shop.acknowledged)
-        await until(lambda: len(shop.acknowledged) > sent + 20)
+        await shop.sells()
         await shop.node.stop()
         await agree([leader, empty])
         ids = tuple(sorted(each.name[-2:] for each in (leader, empty)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from ternmq.client.send.producer import Producer
 from ternmq.delay.schedule_log import ScheduleLog
-from ternmq.errors import RemoteProtocolError, TernError
+from ternmq.errors import DiskFull, RemoteProtocolError, StoreError, TernError
 from ternmq.message import Message
 from ternmq.raft import copies
 from ternmq.raft.copies import (
@@ -34,8 +35,11 @@ from ternmq.raft.node import RaftNode
 from ternmq.raft.wire import LinkDecoder
 from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.log.draft import Draft
+from ternmq.tasks import Tasks
 from ternmq.testing.cluster import SMALL_FILES, Cluster, Node
-from ternmq.testing.disk import SimulatedDisk
+from ternmq.testing.disk import SimulatedDisk, SimulatedFile
+from ternmq.testing.loop import simulated_loop
+from ternmq.types import Buffer
 from ternmq.wire.layouts.raft_state import Saved, pack_saved
 from tests.raft.test_group_simulation import (
     Shop,
@@ -110,8 +114,7 @@ def test_a_member_whose_entries_are_deleted_comes_back_by_itself(flush: str) -> 
         members, shop, away = await a_group_that_has_deleted(cluster, flushDiskType=flush)
         before = votes_of(away)
         away.start()
-        sent = len(shop.acknowledged)
-        await until(lambda: len(shop.acknowledged) > sent + 100)
+        await shop.sells(100)
         await shop.node.stop()
         await agree(members)
         check_equal(members, shop)
@@ -171,8 +174,7 @@ def test_a_member_that_began_anew_votes_though_another_one_has_lost_its_disk() -
         await cluster.start(leader)
         await until(lambda: leader_of(members) is leader)
         assert node_of(empty).core.is_filling
-        sent = len(shop.acknowledged)
-        await until(lambda: len(shop.acknowledged) > sent + 20)
+        await shop.sells()
         cluster.network.heal()
         await shop.node.stop()
         await agree(members)
@@ -260,8 +262,7 @@ def test_a_lost_disk_is_filled_whatever_is_killed_meanwhile(seed: int) -> None:
                 await asyncio.sleep(chance.random() * 2)
                 victim.start()
         await until(lambda: all(is_there(each) for each in members) and leader_of(members))
-        sent = len(shop.acknowledged)
-        await until(lambda: len(shop.acknowledged) > sent + 100)
+        await shop.sells(100)
         await shop.node.stop()
         await agree(members)
         check_equal(members, shop)
@@ -553,14 +554,84 @@ async def test_two_members_copy_at_the_same_time() -> None:
     assert "begin anew" in answer.reason, "that is the copy of the other one"
 
 
+class WaitingMessages(OldLog):
+    """A source of files with a derived part, whose last file is kept in memory for each copy."""
+
+    def old_segments(self) -> list[Path]:
+        return []
+
+    def part_files(self) -> list[list[Path]]:
+        return [[ROOT / "schedule" / "1", ROOT / "schedule" / "state"]]
+
+
 async def test_what_a_sender_keeps_for_all_members_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oldest copy begins anew."""
-    monkeypatch.setattr(copies, "KEPT_BYTES_MAX", 1)
-    _, sender, name = a_sender()
-    await sender.answer(Ask(1), "n1")
-    await sender.answer(Ask(1), "n2")
-    assert "begin anew" in (await sender.answer(Ask(2, 1, name, 0), "n1"))[0].reason
-    assert "" == (await sender.answer(Ask(2, 2, name, 0), "n2"))[0].reason
+    """The second copy waits, and takes nothing from the first. A file that is too long is not even read."""
+    monkeypatch.setattr(copies, "KEPT_BYTES_MAX", 1500)
+    disk = SimulatedDisk()
+    sender = FillingSender(disk, ROOT, WaitingMessages(), segment_bytes=SEGMENT)
+    disk.replace(ROOT / "schedule/state", bytes(1000))
+    assert "" == (await sender.answer(Ask(1), "n1"))[0].reason
+    assert "it is the turn of n1" in (await sender.answer(Ask(1), "n2"))[0].reason
+    assert "" == (await sender.answer(Ask(2, 1, "schedule/state", 0), "n1"))[0].reason
+    sender.forget()
+    assert "" == (await sender.answer(Ask(1), "n2"))[0].reason
+    disk.replace(ROOT / "schedule/state", bytes(1501))
+    disk.before = lambda kind, path: pytest.fail(f"{kind} {path}")
+    assert "too much for one copy" in (await sender.answer(Ask(1), "n3"))[0].reason
+
+
+class FullDisk(SimulatedDisk):
+    def open_file(self, path: Path, *, create_size: int | None = None) -> SimulatedFile:
+        raise DiskFull(f"no room for {path}")
+
+
+@pytest.mark.parametrize("is_first_full", [False, True])
+def test_members_whose_copies_have_no_room_beside_each_other_are_filled(
+    is_first_full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P1: each began when another one asked, and ended its copy, for ever. Nor does a member whose disk is full, and
+    that begins anew and anew, keep the others waiting."""
+    monkeypatch.setattr(copies, "KEPT_BYTES_MAX", 1500)
+    source = SimulatedDisk()
+    source.replace(ROOT / "schedule/1", bytes(4000))
+    source.replace(ROOT / "schedule/state", bytes(1000))
+    fillings: dict[str, Filling] = {}
+    filled: list[str] = []
+
+    def filling(member: str, disk: SimulatedDisk) -> Filling:
+        def send(to: str, frames: list[Buffer]) -> None:
+            for kind, body in LinkDecoder(1 << 20).feed(b"".join(frames)):
+                fillings[to].deliver(member, kind, body)
+
+        return Filling(
+            places(disk),
+            FillingSender(disk, ROOT, WaitingMessages(), segment_bytes=SEGMENT),
+            send=send,
+            member=GivesUpItsLog(),
+            on_ready=lambda: filled.append(member),
+            # A copy takes longer than the pause of a member that waits.
+            bytes_per_second=1000,
+            self_id=member,
+        )
+
+    async def story() -> None:
+        fillings["n0"] = filling("n0", source)
+        for number in (1, 2, 3):
+            is_full = is_first_full and number == 1
+            fillings[f"n{number}"] = filling(f"n{number}", FullDisk() if is_full else SimulatedDisk())
+        async with Tasks() as tasks:
+            tasks.create_task(fillings["n0"].serve())
+            for name in ("n1", "n2", "n3"):
+                tasks.create_task(fillings[name].run())
+            async with asyncio.timeout(1000):
+                while len(filled) < 3 - is_first_full:
+                    # The leader says it with each heartbeat.
+                    for name in {*fillings} - {"n0", *filled}:
+                        fillings[name].ask_for("n0")
+                    await asyncio.sleep(0.15)
+
+    with simulated_loop() as loop:
+        loop.run_until_complete(story())
 
 
 class SlowDisk(FileDisk):
@@ -614,6 +685,30 @@ async def test_a_plan_is_not_written_after_the_broker_has_closed(
         await asyncio.wait([copying])
         disk.may_go_on.set()
     assert places.plan() is None
+
+
+def test_what_is_written_after_the_broker_has_closed_is_no_part_of_the_next_copy() -> None:
+    """P1: a thread goes on when its task ends. Its bytes are of files as they were then."""
+    disk = SimulatedDisk()
+    content = Content(5, SEGMENT, 1, SEGMENT, (CopiedFile("schedule/1", 3),))
+    over, present = places(disk), places(disk)
+    over.begin()
+    over.write("schedule/1", 0, b"old")
+    over.end()
+    present.begin()
+    present.write("schedule/1", 0, b"new")
+    late: list[Callable[[], None]] = [
+        over.begin,
+        lambda: over.write("schedule/1", 0, b"old"),
+        lambda: over.finish(content, keeps_vote=True),
+        over.give_up,
+    ]
+    for each in late:
+        with pytest.raises(StoreError, match="has closed"):
+            each()
+    present.finish(content, keeps_vote=True)
+    places(disk).carry_out()
+    assert b"new" == disk.read(ROOT / "schedule/1")
 
 
 #: Deeper than any call may be nested.

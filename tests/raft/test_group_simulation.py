@@ -64,6 +64,18 @@ class Shop:
                     self.at = asyncio.get_running_loop().time()
                     self.longest_s = max(self.longest_s, self.at - began)
 
+    async def sells(self, count: int = 20, *, limit_s: float = LONG_S) -> None:
+        """Wait until so many more messages, and one, are acknowledged."""
+        sent = len(self.acknowledged)
+        await until(lambda: len(self.acknowledged) > sent + count, limit_s)
+
+    async def ends(self, members: list[Node]) -> None:
+        """Stop. Each member has all that was acknowledged, and all have the same."""
+        await self.node.stop()
+        await agree(members)
+        for member in members:
+            assert set(self.acknowledged) <= set(bodies(member)), member.name
+
 
 def leader_of(members: list[Node]) -> Node | None:
     return next((each for each in members if each.broker is not None and each.broker.roles.is_master), None)
@@ -169,25 +181,17 @@ def test_a_killed_leader_is_replaced_and_nothing_acknowledged_is_lost(flush: str
     """P4: a new master within 2 s; clients continue; the old leader comes back as a follower."""
 
     async def story(cluster: Cluster) -> None:
-        members = cluster.raft_group("broker-a", 3, flushDiskType=flush)
-        shop = Shop(cluster)
-        await cluster.start(cluster.name_server(), *members)
-        await cluster.start(shop.node)
+        members, shop, _ = await a_selling_group(cluster, flushDiskType=flush)
         for _ in range(3):
             await until(lambda: leader_of(members))
-            sent = len(shop.acknowledged)
-            await until(lambda sent=sent: len(shop.acknowledged) > sent + 20)  # type: ignore[misc]
+            await shop.sells()
             old = leader_of(members)
             assert old is not None
             old.kill()
             await until(lambda: leader_of(members), 2.0)
             await cluster.start(old)
-        sent = len(shop.acknowledged)
-        await until(lambda: len(shop.acknowledged) > sent + 20)
-        await shop.node.stop()
-        await agree(members)
-        for member in members:
-            assert set(shop.acknowledged) <= set(bodies(member))
+        await shop.sells()
+        await shop.ends(members)
 
     run(2, story)
 
@@ -205,13 +209,9 @@ def test_a_minority_acknowledges_nothing() -> None:
         end = old.broker.group.log.committed  # type: ignore[union-attr]
         await asyncio.sleep(10.0)
         assert end == old.broker.group.log.committed  # type: ignore[union-attr]
-        sent = len(shop.acknowledged)
-        await until(lambda: len(shop.acknowledged) > sent + 20)
+        await shop.sells()
         cluster.network.heal()
-        await shop.node.stop()
-        await agree(members)
-        for member in members:
-            assert set(shop.acknowledged) <= set(bodies(member))
+        await shop.ends(members)
 
     run(3, story)
 
@@ -229,12 +229,8 @@ def test_a_leader_that_was_suspended_comes_back_as_a_follower() -> None:
         assert old.broker.group is not None
         assert "leader" != old.broker.group.status().role, "asked before its timer, it does not claim to lead"
         await until(lambda: not _is_master(old), 1.0)
-        sent = len(shop.acknowledged)
-        await until(lambda: len(shop.acknowledged) > sent + 20)
-        await shop.node.stop()
-        await agree(members)
-        for member in members:
-            assert set(shop.acknowledged) <= set(bodies(member))
+        await shop.sells()
+        await shop.ends(members)
 
     run(4, story)
 
@@ -249,10 +245,7 @@ def test_a_clean_stop_hands_over_first() -> None:
         await until(lambda: leader_of(others), 0.3)
         await stopping
         await cluster.start(old)
-        await shop.node.stop()
-        await agree(members)
-        for member in members:
-            assert set(shop.acknowledged) <= set(bodies(member))
+        await shop.ends(members)
 
     run(5, story)
 
@@ -268,8 +261,7 @@ def test_callers_of_a_producer_see_no_error_when_the_leader_changes(way: str, li
         await until(lambda: leader_of(members))
         await cluster.start(shop.node)
         for _ in range(3):
-            sent = len(shop.acknowledged)
-            await until(lambda sent=sent: len(shop.acknowledged) > sent + 200)  # type: ignore[misc]
+            await shop.sells(200)
             await agree_on_votes(members)
             old = leader_of(members)
             assert old is not None
@@ -285,8 +277,7 @@ def test_callers_of_a_producer_see_no_error_when_the_leader_changes(way: str, li
             await until(lambda old=old: leader_of(members) not in (None, old))  # type: ignore[misc]
             if not old.is_up:
                 await cluster.start(old)
-        sent = len(shop.acknowledged)
-        await until(lambda: len(shop.acknowledged) > sent + 20)
+        await shop.sells()
         await shop.node.stop()
         assert 0 == shop.errors
         assert shop.longest_s <= limit_s
@@ -299,13 +290,9 @@ def test_a_member_with_a_full_disk_does_not_stop_the_others() -> None:
         members, shop, leader = await a_selling_group(cluster, per_second=100)
         full = next(each for each in members if each is not leader)
         full.disk.capacity_bytes = full.disk.usage(Path("/")).used_bytes
-        sent = len(shop.acknowledged)
-        await until(lambda: len(shop.acknowledged) > sent + 600)
+        await shop.sells(600)
         full.disk.capacity_bytes = None
-        await shop.node.stop()
-        await agree(members)
-        for member in members:
-            assert set(shop.acknowledged) <= set(bodies(member))
+        await shop.ends(members)
 
     run(6, story)
 
@@ -344,8 +331,7 @@ async def _storm(cluster: Cluster) -> None:
             member.resume()
         if not member.is_up:
             await cluster.start(member)
-    sent = len(shop.acknowledged)
-    await until(lambda: len(shop.acknowledged) > sent + 10)
+    await shop.sells(10)
     await shop.node.stop()
     await agree(members)
     for member in members:
@@ -407,13 +393,9 @@ def test_a_leader_with_a_full_disk_hands_over() -> None:
         members, shop, full = await a_selling_group(cluster, per_second=100)
         full.disk.capacity_bytes = full.disk.usage(Path("/")).used_bytes
         await until(lambda: leader_of(members) not in (None, full), 120.0)
-        sent = len(shop.acknowledged)
-        await until(lambda: len(shop.acknowledged) > sent + 100)
+        await shop.sells(100)
         full.disk.capacity_bytes = None
-        await shop.node.stop()
-        await agree(members)
-        for member in members:
-            assert set(shop.acknowledged) <= set(bodies(member))
+        await shop.ends(members)
 
     run(7, story)
 
@@ -436,15 +418,11 @@ def test_a_leader_whose_disk_fails_is_replaced(flush: str) -> None:
         assert broken.broker.group is not None
         assert broken.broker.group.status().role == "follower"
         await until(lambda: broken.broker is not None and broken.broker.roles.broker_id != 0)
-        sent = len(shop.acknowledged)
-        await until(lambda: len(shop.acknowledged) > sent + 100)
+        await shop.sells(100)
         broken.kill()
         broken.disk.before = None
         await cluster.start(broken)
-        await shop.node.stop()
-        await agree(members)
-        for member in members:
-            assert set(shop.acknowledged) <= set(bodies(member))
+        await shop.ends(members)
 
     run(10, story)
 
@@ -453,12 +431,8 @@ def test_entries_that_are_not_what_their_message_says_are_dropped() -> None:
     """P3: also behind entries that the member has already; it stays a member."""
 
     async def story(cluster: Cluster) -> None:
-        members = cluster.raft_group("broker-a", 3)
-        shop = Shop(cluster)
-        await cluster.start(cluster.name_server(), *members)
-        await cluster.start(shop.node)
-        await until(lambda: len(shop.acknowledged) > 20)
-        victim = next(each for each in members if each is not leader_of(members))
+        members, shop, first = await a_selling_group(cluster)
+        victim = next(each for each in members if each is not first)
         assert victim.broker is not None
         assert victim.broker.group is not None
         node = victim.broker.group.node
@@ -481,8 +455,7 @@ def test_entries_that_are_not_what_their_message_says_are_dropped() -> None:
             node.deliver(leader, 3, b"".join(pack_message(message, [b"x" * 500]))[5:])
             await asyncio.sleep(1.0)
             assert not node.trouble
-        sent = len(shop.acknowledged)
-        await until(lambda: len(shop.acknowledged) > sent + 20)
+        await shop.sells()
         await shop.node.stop()
         await agree(members)
         one, two, three = (data_files(member) for member in members)
@@ -495,19 +468,13 @@ def test_a_member_that_lost_its_disk_gets_everything_again() -> None:
     """P4: while the leader still has all of its log."""
 
     async def story(cluster: Cluster) -> None:
-        members = cluster.raft_group("broker-a", 3)
-        shop = Shop(cluster, per_second=100)
-        await cluster.start(cluster.name_server(), *members)
-        await cluster.start(shop.node)
-        await until(lambda: len(shop.acknowledged) > 300)
-        lost = next(each for each in members if each is not leader_of(members))
+        members, shop, leader = await a_selling_group(cluster, per_second=100)
+        await shop.sells(280)
+        lost = next(each for each in members if each is not leader)
         lost.kill()
         lost.disk = SimulatedDisk(now_ms=lost.clock.now_ms)
         await cluster.start(lost)
-        await shop.node.stop()
-        await agree(members)
-        for member in members:
-            assert set(shop.acknowledged) <= set(bodies(member))
+        await shop.ends(members)
         one, two, three = (data_files(member) for member in members)
         assert one == two == three
 

@@ -37,6 +37,7 @@ from ternmq.raft.wire import pack_frame, pack_message
 from ternmq.wire.auth import Credentials
 from tests.auth.accounts import BOSS, GUEST, acl_in
 from tests.net.crowd import crowding
+from tests.net.hostile import HostileLine
 from tests.raft.test_follow_the_leader import led
 from tests.raft.test_links import FRAME_MAX, World, linked
 from tests.replication.world import LONG_S, until
@@ -78,34 +79,17 @@ async def member(world: World, number: int, gate: Gate) -> AsyncIterator[Links]:
         yield links
 
 
-class Hostile:
-    """One connection to n0 of a program that may say anything."""
+class Hostile(HostileLine):
+    """To n0."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, world: World) -> None:
-        self._reader, self._writer = reader, writer
+        super().__init__(reader, writer)
         self.world = world
-        self.heard = b""
-
-    def say(self, data: bytes) -> None:
-        self._writer.write(data)
 
     async def challenged(self, hello: Hello) -> str:
         """Greet, and return what is to be signed."""
         self.say(pack(hello))
-        async with asyncio.timeout(LONG_S):
-            head = await self._reader.readexactly(4)
-            text = await self._reader.readexactly(int.from_bytes(head, "big"))
-        self.heard += head + text
-        return msgspec.json.decode(text, type=Welcome).nonce
-
-    async def ended(self) -> None:
-        """Read until n0 closes."""
-        try:
-            async with asyncio.timeout(LONG_S):
-                while data := await self._reader.read(65536):
-                    self.heard += data
-        except ConnectionError:
-            pass
+        return msgspec.json.decode(await self.text(4), type=Welcome).nonce
 
 
 @asynccontextmanager

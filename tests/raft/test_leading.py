@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ternmq.errors import InvalidParameter, NotMaster, ServiceNotAvailable
+from ternmq.errors import InvalidParameter, NotMaster, RemoteProtocolError, ServiceNotAvailable
 from ternmq.raft.core import RaftCore
 from ternmq.raft.group import Members
 from ternmq.raft.matching import RUNS_MAX
@@ -89,6 +89,17 @@ def test_entries_may_be_committed_without_the_leader() -> None:
     member = leader(1)
     write(member, is_stored=False)
     equal(member, "n1")
+    assert equal(member, "n2").commit == 1
+
+
+@pytest.mark.parametrize(("index", "stored"), [(5, 1), (1, 5), (5, 5)])
+def test_a_follower_that_says_it_has_more_than_the_leader_is_not_believed(index: int, stored: int) -> None:
+    """P1: a number that is damaged would count for all entries to come."""
+    member = leader(1)
+    write(member)
+    with pytest.raises(RemoteProtocolError, match="whose log ends with 1"):
+        member.step(reply("n1", 2, index, stored=stored, sent_ms=NOW), NOW)
+    assert [NO_INDEX, NO_INDEX] == [each.match for each in member.followers()]
     assert equal(member, "n2").commit == 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -384,6 +385,36 @@ def test_a_leader_whose_disk_was_full_writes_where_the_others_expect_it(tmp_path
     assert 2 == follower_log.last_index
     leader.close()
     follower.close()
+
+
+def test_what_was_taken_back_is_not_committed_after_a_power_cut() -> None:
+    """P2: the commit index is saved when entries of another leader have come in its place, and they are not synced
+    yet. If the power cut brought the old ones back, they would count as committed."""
+    for seed in range(30):
+        disk = SimulatedDisk()
+        config = config_of(Path("/store"))
+
+        def opened(disk: SimulatedDisk = disk, config: StoreConfig = config) -> tuple[MessageStore, RaftLog]:
+            log = RaftLog(disk, RaftPaths.of(config, "n0"), segment_bytes=SEGMENT, index_file_bytes=INDEX_FILE_BYTES)
+            return MessageStore.open(
+                config, store_host=HOST, clock=ManualClock(), disk=disk, log=log, threads=False
+            ), log
+
+        store, log = opened()
+        log.term = 1
+        put(store, *(f"old {number}" for number in range(12)), size=700)
+        store.flush_now()
+        position = log.position_of(2)
+        assert position is not None
+        store.truncate(position, TAKEN_BACK)
+        log.term = 2
+        put(store, *(f"new {number}" for number in range(9)), size=700)
+        commit(store, log, 8)
+        log.save_committed()
+        disk.power_cut(Random(seed))
+        _, log = opened()
+        assert log.committed <= log.last_index
+        assert all(log.term_of(index) == 2 for index in range(2, log.last_index + 1))
 
 
 def test_bytes_that_do_not_follow_are_refused_and_change_nothing(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from ternmq.broker.raft_deletions import SAME_S, TOPICS_MAX, AskedDeletions
 from ternmq.broker.raft_reads import _READS
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.send.producer import Producer
-from ternmq.errors import ServiceNotAvailable, TernError
+from ternmq.errors import InvalidParameter, ServiceNotAvailable, TernError
 from ternmq.message import Message
 from ternmq.net.server import Server
 from ternmq.testing.cluster import Cluster, Node
@@ -280,13 +280,27 @@ def test_a_deletion_without_a_majority_is_acknowledged_to_none_of_those_that_ask
         for member in members:
             if member is not leader:
                 member.kill()
-        asked = DeleteTopicInGroup(topic="known", member="n9")
+        [other, _] = [each for each in members if each is not leader]
+        asked = DeleteTopicInGroup(topic="known", member=other.name[-2:])
         answers = await asyncio.gather(
             instance.ask(address_of(leader), Code.DELETE_TOPIC_IN_GROUP, asked, timeout_ms=10_000),
             instance.ask(address_of(leader), Code.DELETE_TOPIC_IN_BROKER, Topic(topic="known"), timeout_ms=10_000),
             return_exceptions=True,
         )
         assert all(isinstance(answer, TernError) for answer in answers), answers
+
+    told(story)
+
+
+def test_a_deletion_is_passed_on_by_members_only() -> None:
+    """P4: the leader remembers which members were asked, so any text would stay in its memory."""
+
+    async def story(members: list[Node], instance: ClientInstance, _producer: Producer) -> None:
+        for member in ("n9", "", "x" * 30_000):
+            asked = DeleteTopicInGroup(topic="known", member=member)
+            with pytest.raises(InvalidParameter, match="is not a member of the group") as refusal:
+                await instance.ask(address_of(leading(members)), Code.DELETE_TOPIC_IN_GROUP, asked)
+            assert len(str(refusal.value)) < 300
 
     told(story)
 

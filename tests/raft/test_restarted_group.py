@@ -6,7 +6,7 @@ import pytest
 
 from ternmq.store.log import pending
 from ternmq.testing.cluster import Cluster
-from tests.raft.test_group_simulation import Shop, agree, bodies, leader_of, run, until
+from tests.raft.test_group_simulation import a_selling_group, leader_of, run, until
 
 
 def test_a_leader_begins_its_term_behind_any_number_of_records(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -15,20 +15,13 @@ def test_a_leader_begins_its_term_behind_any_number_of_records(monkeypatch: pyte
     monkeypatch.setattr(pending, "PENDING_MAX", 20)
 
     async def story(cluster: Cluster) -> None:
-        members = cluster.raft_group("broker-a", 3, flushDiskType="SYNC_FLUSH")
-        shop = Shop(cluster, per_second=200)
-        await cluster.start(cluster.name_server(), *members)
-        await cluster.start(shop.node)
-        await until(lambda: len(shop.acknowledged) > 1_000)
+        members, shop, _ = await a_selling_group(cluster, per_second=200, flushDiskType="SYNC_FLUSH")
+        await shop.sells(1_000)
         for member in members:
             member.cut_power()
         await cluster.start(*members)
         await until(lambda: leader_of(members))
-        sent = len(shop.acknowledged)
-        await until(lambda: len(shop.acknowledged) > sent + 20)
-        await shop.node.stop()
-        await agree(members)
-        for member in members:
-            assert set(shop.acknowledged) <= set(bodies(member))
+        await shop.sells()
+        await shop.ends(members)
 
     run(13, story)

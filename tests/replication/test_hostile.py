@@ -36,6 +36,7 @@ from ternmq.wire.header import Fields, Request
 from tests.auth.accounts import BOSS, GUEST, acl_in
 from tests.auth.certificates import Certificates
 from tests.net.crowd import crowding
+from tests.net.hostile import HostileLine
 from tests.replication.world import LONG_S, Serving, following, place, serving, until
 
 #: In each record of the log.
@@ -49,36 +50,16 @@ def guarded(tmp_path: Path) -> Admission:
     return Admission(gate=Gate([acl], audit=Audit(clock)), is_guarded=True)
 
 
-class Hostile:
-    """One connection of a program that may say anything."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-        self.heard = b""
-
-    def say(self, data: bytes) -> None:
-        self._writer.write(data)
+class Hostile(HostileLine):
+    """To the master."""
 
     async def challenged(self) -> admission.Challenge:
         """Ask for a challenge, and read it."""
         self.say(pack_report(PROBE))
-        async with asyncio.timeout(LONG_S):
-            head = await self._reader.readexactly(12)
-            text = await self._reader.readexactly(int.from_bytes(head[8:], "big"))
-        self.heard += head + text
-        return admission.read_challenge(text)
+        return admission.read_challenge(await self.text(12))
 
     async def prove(self, credentials: Credentials) -> None:
         self.say(pack_text(admission.prove(await self.challenged(), credentials, place(1))))
-
-    async def ended(self) -> None:
-        """Read until the master closes."""
-        try:
-            async with asyncio.timeout(LONG_S):
-                while data := await self._reader.read(65536):
-                    self.heard += data
-        except ConnectionError:
-            pass
 
 
 @asynccontextmanager

@@ -75,7 +75,7 @@ from ternmq.store.disk.base import Disk
 from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.loading import lock_directory
 from ternmq.store.store import MessageStore
-from ternmq.tasks import Tasks
+from ternmq.tasks import Tasks, to_its_end
 from ternmq.wire.auth import Credentials
 from ternmq.wire.bodies.routes import BrokerData
 from ternmq.wire.bodies.topics import TopicConfig
@@ -225,7 +225,7 @@ class Broker:
             if cut_at is not None and replication.broker_role is BrokerRole.SLAVE:
                 await cut_store(disk, self._store_config, cut_at)
             if group is not None:
-                await asyncio.to_thread(group.exchange_files)
+                await to_its_end(group.exchange_files)
             undo.pop_all()
         alarm = Alarm()
         schedule = ScheduleLog(disk, self._store_config.store_path_root_dir, ring=alarm.ring)
@@ -273,7 +273,7 @@ class Broker:
             on_progress=self._on_progress,
             threads=self._disk is None,
         )
-        store = await asyncio.to_thread(open_store)
+        store = await to_its_end(open_store, undo=MessageStore.close)
         stack.callback(store.close)
         saves.begin(stack.enter_context(Chores()) if self._disk is None else do_now)
         stack.push_async_callback(table_file.settle)

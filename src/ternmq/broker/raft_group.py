@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Final
 
@@ -122,6 +122,7 @@ class RaftGroup:
             segment_bytes=store_config.mapped_file_size_commit_log,
             index_file_bytes=config.raft_index_file_bytes,
             on_sealed=self._sealed,
+            takes_changes=not config.is_mixed,
         )
         self._node: RaftNode | None = None
         self._roles: Roles | None = None
@@ -236,11 +237,12 @@ class RaftGroup:
                 theirs=theirs,
             )
 
+        term_file = TermFile(self._disk, self._home / "currterm")
         self._node = node = RaftNode(
             config,
             store=store,
             commit_log=self.log,
-            term_file=TermFile(self._disk, self._home / "currterm"),
+            term_file=term_file,
             links=links,
             listener=self,
             env=self._env,
@@ -266,13 +268,14 @@ class RaftGroup:
         if self._places.plan() is not None:
             node.missing.await_tables()
         self._compare_settings(node)
-        async with Tasks() as tasks:
-            tasks.create_task(self._take_roles(roles), name="raft: take roles")
-            tasks.create_task(filling.run(), name="raft: copy files of the leader")
-            tasks.create_task(filling.serve(), name="raft: send files to members")
-            async with node:
-                await node.serve(bound)
-                yield node
+        with closing(term_file):
+            async with Tasks() as tasks:
+                tasks.create_task(self._take_roles(roles), name="raft: take roles")
+                tasks.create_task(filling.run(), name="raft: copy files of the leader")
+                tasks.create_task(filling.serve(), name="raft: send files to members")
+                async with node:
+                    await node.serve(bound)
+                    yield node
 
     async def hand_over(self) -> None:
         """Before this broker stops: let another member lead, and wait until it does. The vote of this one counts: the

@@ -7,9 +7,9 @@ and no progress of a delay level lies behind the new end of its queue.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import logging
+from functools import partial
 from typing import Final
 
 from ternmq.broker.tables.offsets import Offsets
@@ -22,6 +22,7 @@ from ternmq.store.config import StoreConfig
 from ternmq.store.cut import cut_log, tables_corrected, tables_to_correct
 from ternmq.store.disk.base import Disk
 from ternmq.store.store import MessageStore
+from ternmq.tasks import to_its_end
 
 log = logging.getLogger(__name__)
 
@@ -48,13 +49,15 @@ def standing(memory: Memory, settings: ReplicationConfig, broker_id: int) -> tup
 
 async def cut_store(disk: Disk, config: StoreConfig, log_offset: int) -> None:
     """Let the log of a closed store end at ``log_offset``. The caller holds its lock. Raises ``StoreError``."""
-    await asyncio.to_thread(
-        cut_log,
-        disk,
-        config.store_path_root_dir,
-        config.log_paths,
-        segment_bytes=config.mapped_file_size_commit_log,
-        log_offset=log_offset,
+    await to_its_end(
+        partial(
+            cut_log,
+            disk,
+            config.store_path_root_dir,
+            config.log_paths,
+            segment_bytes=config.mapped_file_size_commit_log,
+            log_offset=log_offset,
+        )
     )
 
 

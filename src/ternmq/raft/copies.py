@@ -2,7 +2,8 @@
 
 Frames over the connections between members, one question at a time. A *snapshot* of the leader's files is kept for each
 member that copies, with the small last files of derived parts in memory: a second member must not end the copy of the
-first.
+first. Where there is no room for both, the second one waits until the first copy has ended, and is in front of those
+that ask after it, the first one included: of members that fail again and again, none keeps another one waiting.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Final, Protocol
 from zlib import crc32
@@ -34,7 +36,8 @@ ASK_BYTES_MAX: Final = 1024
 #: Files of one copy, and their bytes that the sender keeps in memory, for all members together.
 FILES_MAX: Final = 100_000
 KEPT_BYTES_MAX: Final = 64 << 20
-#: How long the sender keeps what it told of its files; longer than a member asks again.
+#: How long the sender keeps what it told of its files, and the place of a member that waits; longer than a member asks
+#: again.
 FORGET_S: Final = 120.0
 _LENGTH: Final = struct.Struct(">I")
 OLD: Final = "old"
@@ -143,13 +146,15 @@ class FillingSource(Protocol):
         """The newest entry up to ``index`` that names the members."""
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class _Copied:
     """What one member copies."""
 
     number: int
     #: Path and length of each file, or its bytes.
     files: dict[str, tuple[Path, int] | bytes]
+    #: When it was asked for last.
+    asked_s: float
 
     @property
     def kept_bytes(self) -> int:
@@ -165,15 +170,19 @@ class FillingSender:
         self._source = source
         self._segment_bytes = segment_bytes
         self._number = 0
-        #: By member; the oldest first.
+        #: By member.
         self._snapshots: dict[str, _Copied] = {}
+        #: Members that there is no room for, in their order: what they need, and when they asked last.
+        self._waiting: dict[str, tuple[int, float]] = {}
 
     async def answer(self, ask: Ask, member: str) -> tuple[FillingAnswer, bytes]:
+        now_s = asyncio.get_running_loop().time()
         try:
             if not ask.name:
-                snapshot, content = await self._snapshot()
-                self._keep(member, snapshot)
-                data = _encode(Opened(snapshot.number, content))
+                self._snapshots.pop(member, None)
+                snapshot, content_bytes = await self._snapshot(member, now_s)
+                self._snapshots[member] = snapshot
+                data = _encode(Opened(snapshot.number, content_bytes))
             elif (
                 (kept := self._snapshots.get(member)) is None
                 or ask.copy != kept.number
@@ -181,8 +190,10 @@ class FillingSender:
             ):
                 return FillingAnswer(ask.number, reason="the files have changed; begin anew"), b""
             elif isinstance(file, bytes):
-                data = file[ask.at : ask.at + CHUNK_BYTES]
+                kept.asked_s = now_s
+                data = file[max(ask.at, 0) : max(ask.at, 0) + CHUNK_BYTES]
             else:
+                kept.asked_s = now_s
                 path, length_bytes = file
                 wanted = max(min(CHUNK_BYTES, length_bytes - ask.at), 0)
                 data = await asyncio.to_thread(self._disk.read_at, path, max(ask.at, 0), wanted)
@@ -194,41 +205,53 @@ class FillingSender:
 
     def forget(self) -> None:
         """No member copies any more."""
-        self._snapshots = {}
+        self._snapshots.clear()
+        self._waiting.clear()
 
-    def _keep(self, member: str, snapshot: _Copied) -> None:
-        """The members whose copies are oldest begin anew if there is no room for all."""
-        snapshots = self._snapshots
-        snapshots.pop(member, None)
-        snapshots[member] = snapshot
-        while len(snapshots) > 1 and sum(each.kept_bytes for each in snapshots.values()) > KEPT_BYTES_MAX:
-            del snapshots[next(iter(snapshots))]
+    def _make_room(self, member: str, kept_bytes: int, now_s: float) -> None:
+        """Raises ``StoreError`` if this member has to wait for others."""
+        since_s = now_s - FORGET_S
+        self._snapshots = {name: each for name, each in self._snapshots.items() if each.asked_s >= since_s}
+        waiting = self._waiting = {name: each for name, each in self._waiting.items() if each[1] >= since_s}
+        before = sum(each.kept_bytes for each in self._snapshots.values())
+        before += sum(
+            needed for needed, _ in (waiting[name] for name in takewhile(lambda name: name != member, waiting))
+        )
+        if before and before + kept_bytes > KEPT_BYTES_MAX:
+            waiting[member] = kept_bytes, now_s
+            others = sorted({*self._snapshots, *waiting} - {member})
+            raise StoreError(f"it is the turn of {', '.join(others)} to copy files; there is no room for one more copy")
+        waiting.pop(member, None)
 
-    async def _snapshot(self) -> tuple[_Copied, int]:
+    async def _snapshot(self, member: str, now_s: float) -> tuple[_Copied, int]:
         """What there is now, and the length of its description."""
         source, disk = self._source, self._disk
         # First of all: what derived parts have reaches at least to where the log begins.
         first_index, position, prev_term = source.begin()
         deletions = dict(source.deletions())
+        parts = [paths for paths in source.part_files() if paths]
+        old = source.old_segments()
+        count = sum(map(len, parts)) + len(old)
+        # Before they are read: a leader has no memory for files of any length.
+        kept_bytes = sum(self._lengths(paths[-1:]).get(paths[-1], 0) for paths in parts)
+        if kept_bytes > KEPT_BYTES_MAX or count > FILES_MAX:
+            raise StoreError(
+                f"there are {count} files of delayed messages, with counts of {kept_bytes} bytes: too much for one copy"
+            )
+        self._make_room(member, kept_bytes, now_s)
         files: dict[str, tuple[Path, int] | bytes] = {}
-        kept_bytes = 0
-        for paths in source.part_files():
-            if not paths:
-                continue
+        for paths in parts:
             *others, last = paths
             # What it counts is in the others, which only grow.
             counts = await asyncio.to_thread(disk.read, last)
             if counts is None:
                 continue
-            kept_bytes += len(counts)
-            lengths = {path.parent: {each.name: each.length_bytes for each in disk.list(path.parent)} for path in paths}
+            lengths = self._lengths(others)
             for path in others:
-                files[self._name(path)] = path, lengths[path.parent].get(path.name, 0)
+                files[self._name(path)] = path, lengths.get(path, 0)
             files[self._name(last)] = counts
-        for path in source.old_segments():
+        for path in old:
             files[f"{OLD}/{path.name}"] = path, self._segment_bytes
-        if kept_bytes > KEPT_BYTES_MAX or len(files) > FILES_MAX:
-            raise StoreError(f"there are {len(files)} files of delayed messages, too many for one copy")
         content = Content(
             first_index,
             position,
@@ -240,7 +263,14 @@ class FillingSender:
         )
         files[CONTENT] = description = _encode(content)
         self._number += 1
-        return _Copied(self._number, files), len(description)
+        return _Copied(self._number, files, now_s), len(description)
+
+    def _lengths(self, paths: Sequence[Path]) -> dict[Path, int]:
+        """The length of each file in the directories of these."""
+        directories = {path.parent for path in paths}
+        return {
+            directory / each.name: each.length_bytes for directory in directories for each in self._disk.list(directory)
+        }
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self._root).as_posix()

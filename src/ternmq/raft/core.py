@@ -27,6 +27,7 @@ from random import Random
 from typing import Final
 
 from ternmq.errors import InvalidParameter, NotMaster, RemoteProtocolError, ServiceNotAvailable
+from ternmq.raft.gap import Gap
 from ternmq.raft.group import Members, RaftCoreConfig
 from ternmq.raft.leadership import FollowerStatus, Leadership
 from ternmq.raft.matching import first_difference, last_candidate
@@ -81,9 +82,7 @@ class RaftCore:
         self._term = hard_state.term
         self._voted_for = hard_state.voted_for
         self._saved = hard_state
-        #: Kept on the disk, as the filling takes longer than a life may last.
-        self._is_filling = hard_state.is_filling or last_index == NO_INDEX or lost != NO_INDEX
-        self._lost = lost
+        self._gap = Gap(terms, is_open=hard_state.is_filling, lost=lost, is_mixed=config.is_mixed)
         #: What is not in the log is still to come: a member that leads without it would take consumers back.
         self.awaits_tables = False
         # The log may come from elsewhere (a single broker), or its leader's term file be older than the log.
@@ -102,9 +101,6 @@ class RaftCore:
         #: When the leader was heard, and its time in the newest append.
         self._heard_ms = now_ms if self._term > 0 else now_ms - config.promise_ms
         self._heard_sent_ms = 0
-        #: What it knows as committed, as far as it has told: at last, and what this member needs to be filled.
-        self._leader_commit = NO_INDEX
-        self._fill_goal: int | None = None
         #: Whom the leader wants to be its successor.
         self._heir: NodeId | None = None
         #: Who has granted a vote in this term, if this member has asked for votes since it began, or last followed.
@@ -156,8 +152,7 @@ class RaftCore:
             case AppendReply():
                 self._on_append_reply(message, now_ms, ready)
             case TransferNow():
-                is_of_leader = message.term == self._term and self._leader in (None, message.sender)
-                if is_of_leader and self._role is RaftRole.FOLLOWER and self._may_lead():
+                if self._may_take_over(message):
                     self._campaign(now_ms, ready, is_pre=False)
         return self._finish(ready)
 
@@ -270,7 +265,7 @@ class RaftCore:
     @property
     def is_filling(self) -> bool:
         """Whether this member does not have all yet that was committed before it began, and so does not vote."""
-        return self._is_filling
+        return self._gap.is_open
 
     @property
     def members(self) -> Members:
@@ -340,7 +335,8 @@ class RaftCore:
             return
         self._role, self._leader = RaftRole.LEADER, self._config.self_id
         self._votes = self._pre_votes = None
-        self._heir = self._fill_goal = None
+        self._heir = None
+        self._gap.forget()
         self._leadership = Leadership(self._config, self._members, self._term, self._terms, now_ms, commit=self._commit)
         self._leadership.heartbeat(now_ms, ready)
 
@@ -369,16 +365,19 @@ class RaftCore:
         )
 
     def _grant(self, vote: VoteRequest) -> bool:
-        if self._is_filling and vote.sender not in self._members.voters:
+        if self._gap.is_open and vote.sender not in self._members.voters:
             # It may have left long ago, and know of no commit. With a log, this member could tell.
             return False
-        # Where it takes all voters to commit, the candidate has all that was committed, and none can replace this vote.
-        takes_all = self._members.quorum == len(self._members.voters)
-        if self._is_filling and max(vote.commit, self._commit, self._lost) != NO_INDEX and not takes_all:
+        knows = vote.commit != NO_INDEX or self._knows_of_commits
+        if self._gap.is_open and knows and not self._gap.takes_all(self._members, self._config.members):
             return False
         if vote.is_pre:
             return vote.term > self._term and self._is_up_to_date(vote)
         return vote.term == self._term and self._voted_for in (None, vote.sender) and self._is_up_to_date(vote)
+
+    @property
+    def _knows_of_commits(self) -> bool:
+        return self._gap.knows_of_commits(self._commit)
 
     def _is_up_to_date(self, vote: VoteRequest) -> bool:
         """Whether the candidate's log has everything that this one has, if that was committed (Raft's paper, 5.4.1)."""
@@ -402,10 +401,20 @@ class RaftCore:
                 votes.add(reply.sender)
             self._poll(now_ms, ready)
 
+    def _may_take_over(self, order: TransferNow) -> bool:
+        """Whether an order of the leader holds. It may come late: when the leader has given the transfer up, and counts
+        this member's answers for its lease again; or when this member has lost its disk, and forgotten that it has
+        asked for votes in the next term already, with the log that it had. DLedger's leaders name no heir, and have no
+        lease."""
+        is_heir = self._heir == self._config.self_id or self._config.is_mixed
+        is_of_leader = order.term == self._term and self._leader in (None, order.sender)
+        is_free = self._role is RaftRole.FOLLOWER and not self._gap.is_open
+        return is_heir and is_of_leader and is_free and self._may_lead()
+
     def _may_lead(self) -> bool:
         """A learner may not; nor a member whose log is empty because it begins in the middle of the group's, nor one
         that is filling and knows of committed entries."""
-        is_partial = self.awaits_tables or (self._is_filling and max(self._commit, self._lost) != NO_INDEX)
+        is_partial = self.awaits_tables or (self._gap.is_open and self._knows_of_commits)
         # One that is to leave may still be the only one that can lead, until that is committed.
         may = self._config.self_id in self._members.voters or self._terms.members_index > self._commit
         return may and self._last_term() is not None and not is_partial
@@ -421,8 +430,7 @@ class RaftCore:
         self._votes = self._pre_votes = None
         # All that was known of a leader's log and clock ends with its term.
         self._matched = self._commit
-        self._leader_commit = NO_INDEX
-        self._fill_goal = None
+        self._gap.forget()
         self._heard_sent_ms = 0
         self._heir = None
 
@@ -448,9 +456,7 @@ class RaftCore:
         if append.sent_ms >= self._heard_sent_ms:
             self._heard_sent_ms = append.sent_ms
             self._heir = append.heir
-        self._leader_commit = max(self._leader_commit, append.commit)
-        if self._fill_goal is None:
-            self._fill_goal = self._leader_commit
+        self._gap.heard(append.commit)
         self._wait_for_leader(now_ms)
         if self._is_equal_at(append.prev_index, append.prev_term):
             self._take(append, ready)
@@ -529,6 +535,12 @@ class RaftCore:
         if reply.term > self._term:
             self._follow(reply.term, None, now_ms)
         elif reply.term == self._term and self._leadership is not None and self._leadership.knows(reply.sender):
+            if max(reply.stored, reply.index if reply.is_accepted else NO_INDEX) > self._terms.last_index:
+                # It would count for all entries to come.
+                raise RemoteProtocolError(
+                    f"{reply.sender} says that it has entry {max(reply.index, reply.stored)} of the leader, whose log "
+                    f"ends with {self._terms.last_index}"
+                )
             self._leadership.answered(reply, now_ms, ready)
             self._count(self._leadership, now_ms, ready)
 
@@ -565,43 +577,18 @@ class RaftCore:
 
     def _finish(self, ready: Ready) -> Ready:
         """Tell what has changed."""
-        saved, told = self._saved, self._told
-        if self._is_filling and ready.append is None and self._is_filled():
-            self._is_filling = False
-            # Its vote in this term was lost with its disk. It may have been for this leader: no other one gets it.
-            self._voted_for = self._voted_for or self._leader
-        if saved.term != self._term or saved.voted_for != self._voted_for or saved.is_filling != self._is_filling:
-            self._saved = ready.hard_state = HardState(self._term, self._voted_for, self._is_filling)
+        saved, told, gap = self._saved, self._told, self._gap
+        if gap.is_open and self._leader is not None and ready.append is None:
+            if self._leadership is not None:
+                gap.led(self._commit, self._term)
+            if gap.is_filled(self._stored, self._term):
+                gap.is_open = False
+                # Its vote in this term was lost with its disk. It may have been for this leader: no other one gets it.
+                self._voted_for = self._voted_for or self._leader
+        if saved.term != self._term or saved.voted_for != self._voted_for or saved.is_filling != gap.is_open:
+            self._saved = ready.hard_state = HardState(self._term, self._voted_for, gap.is_open)
         if told.term != self._term or told.role is not self._role or told.leader != self._leader:
             self._told = ready.role = RoleChange(self._role, self._term, self._leader)
         if self._commit > self._told_commit:
             self._told_commit = ready.commit = self._commit
         return ready
-
-    def _is_filled(self) -> bool:
-        """Whether this member has all that was committed before it began: all that this term's leader knew as committed
-        when it was first heard, an entry of its own term included. What this member has of it would not do: the leader
-        may lead since long, and the first entries that come be of its term already. A leader (of a new group) has its
-        own first commit to reach: later ones may run ahead of a slow disk for ever."""
-        if self._leadership is not None and self._fill_goal is None and self._terms.term_of(self._commit) == self._term:
-            self._fill_goal = self._commit
-        goal = self._fill_goal
-        if goal is None or self._leader is None:
-            return False
-        if goal == NO_INDEX:
-            if self._had_nothing_to_lose():
-                return True
-            goal = self._fill_goal = self._leader_commit
-        if not self._stored >= goal >= 0:
-            return False
-        if self._terms.term_of(goal) == self._term:
-            return True
-        # The leader had committed nothing of its own yet.
-        self._fill_goal = self._leader_commit if self._leader_commit > goal else None
-        return False
-
-    def _had_nothing_to_lose(self) -> bool:
-        """Whether the group began in this term, and its leader had committed nothing when it was first heard. DLedger's
-        leaders do not always tell what they have committed."""
-        is_new = self._stored >= 0 and self._terms.term_of(0) == self._term
-        return is_new and self._lost == NO_INDEX and not self._config.is_mixed

@@ -121,7 +121,7 @@ class DledgerLinks:
         now_ms: Callable[[], int],
         client_tls: TlsConfig | None = None,
     ) -> None:
-        """``members``: all of them. ``deliver`` gets messages for the core, who they are of, and their size."""
+        """``members``: as in the settings. ``deliver`` gets messages for the core, who they are of, and their size."""
         self.group = group
         self.own_id = own_id
         self.members = members
@@ -157,15 +157,20 @@ class DledgerLinks:
             other.end()
 
     def is_linked(self, to: NodeId) -> bool:
-        return self._others[to].is_ready
+        other = self._others.get(to)
+        return other is not None and other.is_ready
 
     async def is_tern(self, member: NodeId) -> None:
-        """Wait until a member has said that it is TernMQ."""
-        await self._others[member].is_tern.wait()
+        """Wait until a member has said that it is TernMQ. One that the settings do not name can only be that: it joined
+        by a change of members."""
+        other = self._others.get(member)
+        if other is not None:
+            await other.is_tern.wait()
 
     def send(self, message: RaftMessage) -> bool:
         """Send a message of our core; False if it is not for a RocketMQ broker."""
-        return self._others[message.receiver].send(message)
+        other = self._others.get(message.receiver)
+        return other is not None and other.send(message)
 
     def incoming(self, connection: MemberConnection) -> Incoming:
         """Another member has made a connection, and speaks DLedger's protocol, as it seems."""

@@ -26,7 +26,8 @@ of that entry. ``currterm`` says so before anything is dropped; term and vote st
 
 A crash: without ``fill.json`` what was copied is removed, and asked for anew. With it, files change places at the next
 start (``Plan.carry_out``, any number of times), before the store looks at them. A plan that is not on the disk when the
-broker closes is never written (``FillingPlaces.end``): the next life may answer for entries that it would drop.
+broker closes is never written (``FillingPlaces.end``): the next life may answer for entries that it would drop. Nor
+is a part of a file: it could come between those of the next copy.
 
 Bounds: one chunk under way, ``raftCatchUpBytesPerSecond``. What both sides say, and the leader's, is in
 ``raft.copies``.
@@ -36,7 +37,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path, PurePosixPath
 from threading import Lock
 from typing import Final, Protocol
@@ -107,7 +109,7 @@ class FillingPlaces:
         self._parts = tuple(part_directories)
         self._segment_bytes = segment_bytes
         self._note = paths.home / "fill.json"
-        self._deciding = Lock()
+        self._changing = Lock()
         self._is_over = False
         self.staging: Final = paths.home / "fill"
 
@@ -159,16 +161,14 @@ class FillingPlaces:
             raise RemoteProtocolError(f"the leader sent members that cannot be: {error}") from None
 
     def begin(self) -> None:
-        """Remove what an earlier copy has left."""
-        self._disk.remove(self.staging)
+        """Remove what an earlier copy has left. Raises ``StoreError``."""
+        with self._alive():
+            self._disk.remove(self.staging)
 
     def write(self, name: str, at: int, data: bytes) -> None:
-        """A part of a file has come."""
-        file = self._disk.open_file(self._staged(name), create_size=0)
-        try:
+        """A part of a file has come. Raises ``StoreError``."""
+        with self._alive(), closing(self._disk.open_file(self._staged(name), create_size=0)) as file:
             file.write(at, data)
-        finally:
-            file.close()
 
     def finish(self, content: Content, *, keeps_vote: bool) -> None:
         """All files have come: from now on a start exchanges them. Raises ``StoreError``."""
@@ -180,21 +180,27 @@ class FillingPlaces:
             disk.sync_file(path)
         for directory in {self._staged(each.name).parent for each in content.files} | {self.staging, self._paths.home}:
             disk.sync_names(directory)
-        with self._deciding:
-            if self._is_over:
-                raise StoreError(f"{self._note} was not written: the broker has closed")
+        with self._alive():
             self._save(Plan(content, keeps_vote=keeps_vote))
 
     def end(self) -> None:
-        """The life that these belong to ends, while a thread may still be in ``finish``: that decides nothing any more.
+        """The life that these belong to ends, while a thread may still copy or decide: from now on it changes nothing.
         A plan that came later would drop, at some start, what the next life has answered for."""
-        with self._deciding:
+        with self._changing:
             self._is_over = True
+
+    @contextmanager
+    def _alive(self) -> Iterator[None]:
+        with self._changing:
+            if self._is_over:
+                raise StoreError(f"nothing is written for {self._note} any more: the broker has closed")
+            yield
 
     def give_up(self) -> None:
         """What ``finish`` began does not count. Raises ``StoreError``."""
-        self._disk.remove(self._note)
-        self._disk.sync_names(self._note.parent)
+        with self._alive():
+            self._disk.remove(self._note)
+            self._disk.sync_names(self._note.parent)
 
     def carry_out(self) -> None:
         """Before the store is opened: exchange files, if that was decided and is not done. Raises ``StoreError``."""
@@ -366,6 +372,12 @@ class Filling:
 
     async def run(self) -> None:
         """Copy when that is asked for; ends by being cancelled, or when the broker is to open anew."""
+        try:
+            await self._copy_when_asked()
+        finally:
+            self._places.end()
+
+    async def _copy_when_asked(self) -> None:
         while True:
             self._wanted.clear()
             await self._wanted.wait()
@@ -420,9 +432,6 @@ class Filling:
             await asyncio.to_thread(places.give_up)
             self._is_decided = False
             self._member.go_on()
-            raise
-        except asyncio.CancelledError:
-            places.end()
             raise
         self.progress = "beginning anew"
         return True

@@ -110,9 +110,13 @@ class RaftLog:
         segment_bytes: int,
         index_file_bytes: int = INDEX_FILE_BYTES,
         on_sealed: Callable[[], None] | None = None,
+        takes_changes: bool = True,
     ) -> None:
-        """``on_sealed`` is told of entries that this member has sealed: the leader sends them to the others."""
+        """``on_sealed`` is told of entries that this member has sealed: the leader sends them to the others.
+        ``takes_changes``: entries of others may name the members. Not where RocketMQ brokers lead: they take a record
+        of any topic from any client."""
         self._on_sealed = on_sealed
+        self._takes_changes = takes_changes
         self._disk = disk
         self._home = paths.home
         plain = self._plain = PlainLog(
@@ -285,7 +289,7 @@ class RaftLog:
         self._checked = None
         assert log_offset == stretches[0].first.position, "entries know where they belong"
         self._write_late()
-        for place, record in named:
+        for place, record in named if self._takes_changes else ():
             if (peers := peers_in(record)) is not None:
                 # First: an entry that is not in the file would be missed by the next start.
                 self.membership.add(Change(place.index, place.term, peers), committed=self.committed)

@@ -88,7 +88,7 @@ def peers_in(record: Buffer) -> tuple[ListedMember, ...] | None:
             return None
         peers = _records.decode(found.body).members
         check_peers(peers)
-    except (CorruptRecord, ConfigError, msgspec.MsgspecError, UnicodeDecodeError):
+    except (CorruptRecord, ConfigError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return peers
 

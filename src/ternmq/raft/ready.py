@@ -58,7 +58,8 @@ class Ready:
     role: RoleChange | None = None
     #: On disk (synced) before anything below is done.
     hard_state: HardState | None = None
-    #: Drop the entries from this index on.
+    #: Drop the entries from this index on, durably before others come in their place: the commit index may be saved
+    #: before those are synced, and must not count the old ones after a power cut.
     truncate_from: int | None = None
     #: Take the entries of this message from ``append_from`` on into the log. Call ``stored`` when they are where they
     #: count.

@@ -123,7 +123,11 @@ class RaftHandlers:
         def handle(peer: Peer, request: Request[DeleteTopicInGroup]) -> Any:
             if not self._is_master():
                 raise not_leading(self._group.node)
-            return self._delete(route, peer, request, request.fields.member)
+            member, members = request.fields.member, self._group.node.core.members
+            if member not in (*members.voters, *members.learners):
+                # Those that have asked are remembered.
+                raise InvalidParameter(f"{member[:20]!r} is not a member of the group: ask one of {members.voters}")
+            return self._delete(route, peer, request, member)
 
         return handle
 
