@@ -138,6 +138,7 @@ def expanded(data: bytes, page: bytearray, **limits: int) -> Any:
         len(page),
         data,
         log_offset=0,
+        lead=0,
         queue_id=0,
         queue_offset=0,
         store_time_ms=1,
@@ -157,7 +158,7 @@ def test_limits_are_hit_exactly() -> None:
         data = pack_messages([(0, b"body", properties)])
         made = expanded(data, bytearray(1 << 16))
         assert made is not None
-        size = made[1]
+        size = made[1][1]
         assert expanded(data, bytearray(size), body_bytes_max=4, record_bytes_max=size) is not None
         for room_bytes, limits, said in (
             (size - 1, {}, size),
@@ -195,7 +196,7 @@ def test_a_batch_with_as_many_tags_as_messages_names_each_once() -> None:
     data = pack_messages([(0, b"1", f"UNIQ_KEY\x01a\x02TAGS\x01{tag}\x02") for tag in [*tags, *tags[:100]]])
     made = expanded(data, bytearray(1 << 22))
     assert made is not None
-    assert [java_hash(tag) for tag in tags] == made[3]
+    assert [(java_hash(tag), 20_100) for tag in tags] == made[1][3]
 
 
 @given(st.binary(max_size=200), st.integers(0, 300))

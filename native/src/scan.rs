@@ -1,7 +1,7 @@
 //! A range of the log, checked record by record and folded into queue entries and index entries
 //! (`store.derived.follower`).
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use memchr::memchr;
 use pyo3::prelude::*;
@@ -10,6 +10,7 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use crate::entries::{Header, HEADER_BYTES};
 use crate::guard::or_doubt;
 use crate::index;
+use crate::packed::Codes;
 use crate::properties::{tags_code, topic_hash};
 use crate::record::{get_i32, get_i64, plain_parts};
 
@@ -74,9 +75,7 @@ struct Run<'py> {
     log_end: i64,
     next_offset: i64,
     entries: Vec<u8>,
-    tags_codes: Vec<i64>,
-    /// The same codes: a list with many takes too long to search.
-    known_codes: HashSet<i64>,
+    tags_codes: Codes,
 }
 
 type Scanned<'py> = (
@@ -139,8 +138,7 @@ pub fn scan<'py>(
                                 next_offset: queue.getattr("next_offset")?.extract()?,
                                 known: found,
                                 entries: Vec::new(),
-                                tags_codes: Vec::new(),
-                                known_codes: HashSet::new(),
+                                tags_codes: Codes::default(),
                             });
                             numbers.insert(key, runs.len() - 1);
                             runs.len() - 1
@@ -180,9 +178,7 @@ pub fn scan<'py>(
                     run.entries
                         .extend_from_slice(&(record.size as i32).to_be_bytes());
                     run.entries.extend_from_slice(&code.to_be_bytes());
-                    if run.tags_codes.last() != Some(&code) && run.known_codes.insert(code) {
-                        run.tags_codes.push(code);
-                    }
+                    run.tags_codes.add(code);
                     run.log_end = record.log_offset + record.size as i64;
                     run.next_offset += 1;
                 }
@@ -198,7 +194,7 @@ pub fn scan<'py>(
                         queue,
                         PyBytes::new(py, &run.entries),
                         run.log_end,
-                        run.tags_codes,
+                        run.tags_codes.list,
                     ))?;
                 }
             }

@@ -33,6 +33,7 @@ def expand_batch(
     data: bytes,
     *,
     log_offset: int,
+    lead: int,
     queue_id: int,
     queue_offset: int,
     store_time_ms: int,
@@ -43,12 +44,12 @@ def expand_batch(
     more_properties: bytes,
     body_bytes_max: int,
     record_bytes_max: int,
-) -> tuple[list[int], int, bytes, list[int], bytes] | int | None:
-    """Pack the messages of a batch as records into the page, between ``at`` and ``end``.
+) -> tuple[list[int], tuple[bytes, int, int, list[tuple[int, int]]], bytes] | int | None:
+    """Pack the messages of a batch as records into the page, between ``at`` and ``end``, ``lead`` bytes between them.
 
-    Returns their log offsets, the offset behind the last, their queue entries, each of their tags codes once, and
-    their index entries as ``index_entries`` makes them. The bytes that they need if there is no room, None if the batch
-    is not plain or not whole; then nothing is written.
+    Returns their log offsets, what they add to their queue as ``store_sends`` tells it, and their index entries as
+    ``index_entries`` makes them. The bytes that they need if there is no room, None if the batch is not plain or not
+    whole; then nothing is written.
     """
 
 def deliver(
@@ -61,6 +62,7 @@ def deliver(
     waiting_at: list[int],
     *,
     log_offset: int,
+    lead: int,
     store_time_ms: int,
     store_host: bytes,
     delivered: bytes,
@@ -68,14 +70,23 @@ def deliver(
     record_bytes_max: int,
     own: dict[bytes, tuple[str, int]],
     table: dict[tuple[str, int], Any],
-) -> tuple[int, int, list[tuple[Any, bytes, int, list[int]]], bytes, bytes, bytes | None]:
-    """Write waiting records again under their own topics, into the page between ``at`` and ``end``.
+) -> tuple[
+    int,
+    tuple[int, int],
+    list[tuple[Any, tuple[bytes, int, int, list[tuple[int, int]]]]],
+    bytes,
+    bytes,
+    bytes | None,
+]:
+    """Write waiting records again under their own topics, into the page between ``at`` and ``end``, ``lead`` bytes
+    between them.
 
     The records stand in ``source`` at ``places``, have ``sizes``, and wait at the log offsets ``waiting_at``; the
     source may be the same page. ``own`` tells which queue the text of topic and queue means, ``table`` has the queues.
     It stops at the first record that is not plain, not whole, not of the hour, or has no room. Returns how many were
-    written, the log offset behind them, the rest of ``store.log.made.Made``, and the text of a queue that ``own`` does
-    not have, if it stopped because of it.
+    written; the log offset behind them, and of the last; for each queue with new entries the queue, and what they add
+    to it as ``store_sends`` tells it; index entries; 16 bytes for each record, its log offset and that of the record
+    that it closes; and the text of a queue that ``own`` does not have, if it stopped because of it.
     """
 
 def has_sound_entries(data: bytes) -> bool:
@@ -457,6 +468,7 @@ def store_ops(
     closed: Sequence[int],
     *,
     log_offset: int,
+    lead: int,
     queue_offset: int,
     born_time_ms: int,
     born_host: bytes,
@@ -464,7 +476,8 @@ def store_ops(
     store_host: bytes,
     topic_field: bytes,
 ) -> tuple[int, tuple[bytes, int, int, list[tuple[int, int]]]] | None:
-    """Pack an op record for each of the halves ``closed`` into the page, between ``at`` and ``end``.
+    """Pack an op record for each of the halves ``closed`` into the page, between ``at`` and ``end``, ``lead`` bytes
+    between them.
 
     Returns the log offset of the last record, and what they add to their queue, as ``store_sends`` tells it. None if
     they do not all fit, or a host is not IPv4; then nothing is written.
