@@ -38,6 +38,7 @@ MODULES = [
         "test_send_kernel",
         "delay.test_kernels",
         "delay.test_timed_sends",
+        "raft.test_recovery_kernel",
         "spark.source.test_column_kernels",
         "spark.sink.test_row_kernel",
     )

@@ -296,11 +296,12 @@ def test_no_record_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[
             damage.pick((0, 0, 0, size, 2**40)),
             begin=damage.number(),
             has_headers=damage.pick((False, False, True)),
+            before=damage.pick((None, (-1, 0), (damage.number(), damage.number()))),
             check_crc=damage.pick((False, True)),
             known={(b"\x06orders", 0): (queue,)},
             indexed=damage.number(),
         )
-        folded += scanned is not None and scanned[1] > 0
+        folded += scanned is not None and scanned[2] > 0
         entries = bytearray(damage.of(bytes(48) + records[:size]))
         places = damage.number(), damage.number(), damage.number()
         attempt(native.seal_entries, entries, damage.pick((0, 0, 1, 2**40)), len(entries), *places)

@@ -57,14 +57,31 @@ pub fn plain(data: &[u8], at: usize, log_offset: i64, check_crc: bool) -> Option
     })
 }
 
-/// Whether the header of a Raft entry that belongs to `record` stands in front of it.
-fn has_header(data: &[u8], at: usize, record: &Plain<'_>) -> bool {
-    let begin = at.checked_sub(HEADER_BYTES);
-    let header = begin.and_then(|begin| Header::read(&data[begin..at]));
-    header.is_some_and(|header| {
-        header.position == record.log_offset - HEADER_BYTES as i64
-            && header.size == record.size + HEADER_BYTES
-    })
+/// The header of a Raft entry that belongs to `record` and stands in front of it.
+fn header_of(data: &[u8], at: usize, record: &Plain<'_>) -> Option<Header> {
+    let header = Header::read(&data[at.checked_sub(HEADER_BYTES)?..at])?;
+    (header.position == record.log_offset - HEADER_BYTES as i64
+        && header.size == record.size + HEADER_BYTES)
+        .then_some(header)
+}
+
+/// A Raft entry that others follow.
+struct Before {
+    index: i64,
+    term: i64,
+}
+
+impl Before {
+    fn of(header: &Header) -> Self {
+        Self {
+            index: header.index,
+            term: header.term,
+        }
+    }
+
+    fn is_followed_by(&self, header: &Header) -> bool {
+        self.index.checked_add(1) == Some(header.index) && header.term >= self.term
+    }
 }
 
 /// What records of one queue add to it.
@@ -81,6 +98,7 @@ struct Run<'py> {
 type Scanned<'py> = (
     usize,
     usize,
+    usize,
     i64,
     Bound<'py, PyList>,
     Bound<'py, PyBytes>,
@@ -89,7 +107,7 @@ type Scanned<'py> = (
 
 /// Fold the plain records of known queues that follow each other from `at` on. See `ternmq/_native.pyi`.
 #[pyfunction]
-#[pyo3(signature = (data, at, *, begin, has_headers, check_crc, known, indexed))]
+#[pyo3(signature = (data, at, *, begin, has_headers, before, check_crc, known, indexed))]
 #[allow(clippy::too_many_arguments)]
 pub fn scan<'py>(
     py: Python<'py>,
@@ -97,23 +115,41 @@ pub fn scan<'py>(
     at: usize,
     begin: i64,
     has_headers: bool,
+    before: Option<(i64, i64)>,
     check_crc: bool,
     known: &Bound<'py, PyDict>,
     indexed: i64,
 ) -> PyResult<Scanned<'py>> {
     or_doubt(
-        || Ok((at, 0, 0, PyList::empty(py), PyBytes::new(py, b""), -1)),
+        || Ok((at, at, 0, 0, PyList::empty(py), PyBytes::new(py, b""), -1)),
         || {
             let lead = if has_headers { HEADER_BYTES } else { 0 };
-            let mut at = at;
+            let (mut at, mut last_at) = (at, at);
+            let checks_entries = before.is_some();
+            // A negative index is that of none.
+            let mut before = before
+                .filter(|(index, _)| *index >= 0)
+                .map(|(index, term)| Before { index, term });
             let mut runs: Vec<Run<'py>> = Vec::new();
             let mut numbers: HashMap<(&[u8], i32), usize> = HashMap::new();
             let mut last: Option<((&[u8], i32), usize)> = None;
             let mut keys: Vec<u8> = Vec::new();
             let (mut count, mut store_time_ms, mut keyed) = (0, 0, -1);
             while let Some(record) = plain(data, at, begin + at as i64, check_crc) {
-                if has_headers && !has_header(data, at, &record) {
-                    break;
+                let mut following = None;
+                if has_headers {
+                    let Some(header) = header_of(data, at, &record) else {
+                        break;
+                    };
+                    if checks_entries {
+                        let may_follow = before
+                            .as_ref()
+                            .is_none_or(|before| before.is_followed_by(&header));
+                        if !may_follow || !header.is_of(&data[at..at + record.size]) {
+                            break;
+                        }
+                        following = Some(Before::of(&header));
+                    }
                 }
                 let key = (record.topic_field, record.queue_id);
                 let number = match last {
@@ -184,7 +220,9 @@ pub fn scan<'py>(
                 }
                 store_time_ms = record.store_time_ms;
                 count += 1;
+                last_at = at;
                 at += record.size + lead;
+                before = following.or(before);
             }
             let made = PyList::empty(py);
             for run in runs {
@@ -200,6 +238,7 @@ pub fn scan<'py>(
             }
             Ok((
                 at,
+                last_at,
                 count,
                 store_time_ms,
                 made,

@@ -290,17 +290,19 @@ def scan(
     *,
     begin: int,
     has_headers: bool,
+    before: tuple[int, int] | None,
     check_crc: bool,
     known: dict[tuple[bytes, int], Any],
     indexed: int,
-) -> tuple[int, int, int, list[tuple[Any, bytes, int, list[int]]], bytes, int]:
+) -> tuple[int, int, int, int, list[tuple[Any, bytes, int, list[int]]], bytes, int]:
     """Check and fold the plain records of known queues that follow each other from ``at`` on; with ``has_headers`` each
-    behind the header of its Raft entry, which is checked, too.
+    behind the header of its Raft entry, which is checked, too. With ``before`` so are the CRCs of whole records, and
+    that entries follow each other, the first one that with this index and term (any, if the index is negative).
 
     ``known`` has (topic with its length, queue id) → (queue, …). Returns: position of the first record that is not
-    plain (or behind the last); how many were; the store time of the last; for each queue with new entries the queue,
-    its entries, the log offset behind them and their tags codes; index entries of records behind ``indexed``; and the
-    log offset of the last of these, or -1.
+    plain (or behind the last), and that of the last one that was; how many were; the store time of the last; for each
+    queue with new entries the queue, its entries, the log offset behind them and their tags codes; index entries of
+    records behind ``indexed``; and the log offset of the last of these, or -1.
     """
 
 def seal_entries(page: Page, at: int, end: int, index: int, term: int, position: int) -> bytes | None:
