@@ -147,31 +147,34 @@ def bench_recovery(root: Path, messages: int) -> None:
         f"{messages:,} records of {record_bytes} bytes, {log_bytes / MB:,.0f} MB\n{'':28}{'MB/s':>8}{'records/s':>12}"
     )
 
-    def told(what: str, work: Callable[[], object]) -> None:
-        began = time.process_time()
-        work()
-        passed_s = time.process_time() - began
-        print(f"{what:28}{log_bytes / MB / passed_s:>8,.0f}{messages / passed_s:>12,.0f}", flush=True)
+    told = partial(print_row, log_bytes=log_bytes, messages=messages)
 
     def recover(config: StoreConfig) -> None:
         with MessageStore.open(config, store_host=HOST, clock=SystemClock(), threads=False):
             pass
 
-    told("sequential read", lambda: read_log(root / "commitlog", log_bytes))
+    told("sequential read", work=lambda: read_log(root / "commitlog", log_bytes))
     # The process died, the machine did not: the pages are there, but each record is checked.
     (root / "checkpoint").write_bytes(b"")
     (root / "abort").write_text(f"0\n{FileDisk().boot_id()}\n")
-    told("recovery after kill -9", partial(recover, config))
+    told("recovery after kill -9", work=partial(recover, config))
     for name in ("checkpoint", "abort"):
         (root / name).write_bytes(b"")
-    told("recovery after a power cut", partial(recover, config))
+    told("recovery after a power cut", work=partial(recover, config))
     # A part of it is for the keys: two per record here.
     (root / "abort").write_bytes(b"")
     (root / "checkpoint").write_bytes(b"")
-    told("… without index", partial(recover, replace(config, message_index_enable=False)))
-    told("verify", lambda: verify(root))
-    told("rebuild", lambda: rebuild(root, clock=SystemClock(), out=root.with_name("rebuilt")))
+    told("… without index", work=partial(recover, replace(config, message_index_enable=False)))
+    told("verify", work=lambda: verify(root))
+    told("rebuild", work=lambda: rebuild(root, clock=SystemClock(), out=root.with_name("rebuilt")))
     bench_raft_recovery(root.with_name("member"), messages)
+
+
+def print_row(what: str, log_bytes: int, messages: int, work: Callable[[], object]) -> None:
+    began = time.process_time()
+    work()
+    passed_s = time.process_time() - began
+    print(f"{what:28}{log_bytes / MB / passed_s:>8,.0f}{messages / passed_s:>12,.0f}", flush=True)
 
 
 def bench_raft_recovery(root: Path, messages: int) -> None:
@@ -191,15 +194,19 @@ def bench_raft_recovery(root: Path, messages: int) -> None:
     log.note_committed(log.last_index)
     log_bytes = store.written
     store.close()
+    told = partial(print_row, log_bytes=log_bytes, messages=messages)
+
+    def restart() -> None:
+        nonlocal store
+        store = start()[1]
+
     for title, boot_id in (("Raft: after kill -9", FileDisk().boot_id()), ("Raft: after a power cut", "")):
         (root / "checkpoint").write_bytes(b"")
         (root / "abort").write_text(f"0\n{boot_id}\n" if boot_id else "")
-        began = time.process_time()
-        log, store = start()
-        passed_s = time.process_time() - began
+        told(title, work=restart)
         assert store.dispatched == log_bytes, "all is committed"
         store.close()
-        print(f"{title:28}{log_bytes / MB / passed_s:>8,.0f}{messages / passed_s:>12,.0f}", flush=True)
+    told("Raft: verify", work=lambda: verify(root))
 
 
 def read_log(directory: Path, log_bytes: int) -> None:

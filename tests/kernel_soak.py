@@ -39,6 +39,7 @@ MODULES = [
         "delay.test_kernels",
         "delay.test_timed_sends",
         "raft.test_recovery_kernel",
+        "store.inspect.test_verify_kernel",
         "spark.source.test_column_kernels",
         "spark.sink.test_row_kernel",
     )

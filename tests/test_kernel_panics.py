@@ -302,6 +302,15 @@ def test_no_record_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[
             indexed=damage.number(),
         )
         folded += scanned is not None and scanned[2] > 0
+        attempt(
+            native.check_chain,
+            data,
+            array("i", [damage.number() % 2**31 for _ in range(damage.pick((1, 7)))]),
+            number=damage.pick((0, 1, 2**31 - 1, 2**62)),
+            low=damage.number(),
+            high=damage.number(),
+        )
+        attempt(native.count_same, data, damage.pick((0, 0, 7, 2**62)), records, damage.pick((0, 0, 7, 2**62)))
         entries = bytearray(damage.of(bytes(48) + records[:size]))
         places = damage.number(), damage.number(), damage.number()
         attempt(native.seal_entries, entries, damage.pick((0, 0, 1, 2**40)), len(entries), *places)

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from ternmq.errors import ConfigError
 from ternmq.kernels import HAS_NATIVE, load, native
 from ternmq.store.derived import follower, index
-from ternmq.store.derived.key_hash import KeyHashes
+from ternmq.store.derived.key_hash import MADE_ENTRY, KeyHashes
 from ternmq.store.store import MessageStore, PlacedBatch
 from ternmq.wire import auth
 from ternmq.wire.auth import Credentials, Secret
@@ -65,7 +65,7 @@ def test_index_entries_have_the_hashes_of_the_python_version(records: list[tuple
     waiting = [(topic, text, 1000 + number, 5_000 + number) for number, (topic, text) in enumerate(records)]
     made = native.index_entries(waiting)
     if made is not None:
-        assert KeyHashes().entries(waiting) == list(index._MADE.iter_unpack(made))
+        assert KeyHashes().entries(waiting) == list(MADE_ENTRY.iter_unpack(made))
 
 
 def test_a_text_without_utf_8_is_left_to_python() -> None:

@@ -1,5 +1,6 @@
 """Compiled kernels (``native/``); see ``ternmq.kernels``. Buffers are read and written in place."""
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Self, final
 
@@ -25,6 +26,21 @@ def index_put(
 ) -> tuple[int, int, int]:
     """Write such entries to an index file, from entry ``number`` on: slots in use, begin time, and the begin offset or
     -1 if it did not change. ``ValueError`` if they do not fit; then nothing is written."""
+
+def check_chain(
+    entries: bytes, newest: array[int], *, number: int, low: int, high: int
+) -> tuple[int, int, bool] | None:
+    """Check entries of an index file, the first of which has ``number``. ``newest`` has the newest entry of each slot,
+    and gets theirs.
+
+    Returns how many do not name the entry that was the newest of their slot, the number of the first of them, and
+    whether their log offsets never decrease from ``low`` up to ``high``. None if there are no slots, or numbers are too
+    large; then nothing is noted.
+    """
+
+def count_same(made: bytes, at: int, entries: bytes, entries_at: int) -> int:
+    """How many entries from two positions on have the same hash and log offset: those that ``index_entries`` makes, and
+    those of an index file."""
 
 def expand_batch(
     page: Page,
