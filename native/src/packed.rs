@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use memchr::memmem;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyList};
 
 use crate::guard::or_doubt;
 use crate::index;
@@ -204,6 +204,17 @@ impl Codes {
     }
 }
 
+/// What records add to some queues, each with its number; those that get none are left out.
+pub fn numbered(py: Python<'_>, queues: Vec<Added>) -> PyResult<Bound<'_, PyList>> {
+    let list = PyList::empty(py);
+    for (number, added) in queues.into_iter().enumerate() {
+        if let Some((entries, log_end, body_bytes, tags)) = added.into_python(py) {
+            list.append((number, entries, log_end, body_bytes, tags))?;
+        }
+    }
+    Ok(list)
+}
+
 pub type QueuePart<'py> = (Bound<'py, PyBytes>, i64, usize, Vec<(i64, i64)>);
 
 /// How many messages, and bytes of their bodies, each place sent.
@@ -249,6 +260,27 @@ impl<'a> Target<'a> {
             topic_hash: topic_hash(topic_field.get(1..)?).ok()?,
         })
     }
+}
+
+/// What begins a call that stores requests in a system topic, on a log without leads: the host of their sender, the
+/// queue, and where the records stand. None if Python must decide.
+pub fn set_up<'a>(
+    born_host: &[u8],
+    topic_field: &'a [u8],
+    queue_offset: i64,
+    log_offset: i64,
+    store_time_ms: i64,
+) -> Option<([u8; HOST_V4_BYTES], Target<'a>, Place)> {
+    let place = Place {
+        log_offset,
+        lead: 0,
+        store_time_ms,
+    };
+    Some((
+        born_host.try_into().ok()?,
+        Target::of_system(topic_field, queue_offset)?,
+        place,
+    ))
 }
 
 /// What a record takes over from a request, or from another record.
