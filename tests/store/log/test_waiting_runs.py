@@ -23,7 +23,7 @@ from ternmq.store.derived import follower, index
 from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.log.draft import Draft
 from ternmq.store.log.protocol import Log
-from ternmq.store.log.run import RunPacker
+from ternmq.store.log.run import PackedRun, PackingRoom, RunPacker, RunPart
 from ternmq.store.store import MessageStore
 from ternmq.transaction import ops
 from ternmq.transaction.ops import OpWriter
@@ -329,6 +329,28 @@ def test_the_offsets_of_a_batch_that_is_taken_back_half_way_are_given_out_again(
     node.store.close()
 
 
+def packed_op(room: PackingRoom, *, keys: bytes) -> PackedRun:
+    """An op record that has these index entries."""
+    queue = room.table["orders", 0]
+    made = native.store_ops(
+        room.page,
+        room.at,
+        room.end,
+        [7],
+        log_offset=room.log_offset,
+        lead=room.lead,
+        queue_offset=queue.assigned,
+        born_time_ms=5,
+        born_host=BORN,
+        store_time_ms=room.store_time_ms,
+        store_host=room.store_host,
+        topic_field=queue.topic_part,
+    )
+    assert made is not None
+    part = RunPart(queue, *made[1])
+    return PackedRun(part.log_end, made[0], [part], keys)
+
+
 def test_a_batch_with_very_many_keys_does_not_wait_as_index_entries(tmp_path: Path) -> None:
     """C4, P2: these would take ten times the memory of its texts. On a log that confirms at once they do not wait."""
     many = "UNIQ_KEY\x01A\x02KEYS\x01" + "k " * 5_000 + "\x02"
@@ -341,6 +363,9 @@ def test_a_batch_with_very_many_keys_does_not_wait_as_index_entries(tmp_path: Pa
             written = store.written
             placed = store.put_sent_batch("orders", 0, data, born_time_ms=5, born_host=BORN)
             assert is_taken == (placed is not None) == (store.written > written)
+            packed = store.put_packed(lambda room: packed_op(room, keys=bytes(70_000)), answers_at_once=False)
+            assert is_taken == packed
+            assert store.put_packed(lambda room: packed_op(room, keys=bytes(60_000)), answers_at_once=False)
             assert store.put_batch("orders", 0, unpack_messages(data), born_time_ms=5, born_host=BORN)
             store.confirm(store.written)
 

@@ -71,20 +71,21 @@ class EntryCheck:
                     self._last = unpack_index_unit(units, len(units) - INDEX_UNIT_BYTES)
                     at = behind
                     continue
-            self._look(data[at:], begin)
-            place = self._last
-            assert place is not None, "it has a header"
+            place = self._look(data[at:], begin)
+            if place is None:
+                # No entry, but then this was not called for it.
+                return
             at += place.size
 
     def _behind(self, place: EntryPlace) -> tuple[int, int]:
         """Where the next entry may be."""
         return place.end, place.end + -place.end % self._view.sizes.segment
 
-    def _look(self, data: memoryview, position: int) -> None:
-        """Look at the entry that ``data`` begins with."""
+    def _look(self, data: memoryview, position: int) -> EntryPlace | None:
+        """Look at the entry that ``data`` begins with; None if there is none."""
         last, place = self._last, unpack_entry_header(data)
         if place is None:
-            return
+            return None
         if not is_record_whole(data):
             self._changed.add(position)
         follows = last is not None and position in self._behind(last)
@@ -92,6 +93,7 @@ class EntryCheck:
             self._disordered.add(position)
         self._check_units(place.index, pack_index_unit(place))
         self._last = place
+        return place
 
     def _check_units(self, index: int, units: bytes) -> None:
         """Compare the units of entries from ``index`` on with those of the index."""

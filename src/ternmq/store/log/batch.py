@@ -18,7 +18,7 @@ from ternmq.errors import RecordRefused
 from ternmq.kernels import HAS_NATIVE, native
 from ternmq.store.derived.queue import ConsumeQueue
 from ternmq.store.log.protocol import Log
-from ternmq.store.log.run import RunPart, SealedRun
+from ternmq.store.log.run import RunPart, SealedRun, may_wait
 from ternmq.store.log.writer import RecordLimits
 from ternmq.wire.record import CRC_MASK, Sysflag, shared_fields, topic_part
 
@@ -28,9 +28,6 @@ BatchPart: TypeAlias = tuple[int, bytes, bytes]
 #: What a kernel makes of a batch: log offsets, what they add to the queue (``RunPart``), and index entries.
 ExpandedBatch: TypeAlias = tuple[list[int], tuple[bytes, int, int, list[tuple[int, int]]], bytes]
 
-#: Index entries that may wait with a small batch. One takes 20 bytes, and a key may have a single byte: where records
-#: wait to be confirmed, their texts take less memory then.
-_WAITING_KEYS_BYTES_MAX: Final = 64 << 10
 _NO_TRANSACTION: Final = ~Sysflag.TRANSACTION_MASK
 _pack_short: Final = struct.Struct(">h").pack
 
@@ -197,9 +194,9 @@ class BatchWriter:
             return None
         queue_offset = queue.assigned
         log_offsets, added, keys = made
-        if not self._log.confirms_at_once and len(keys) > max(_WAITING_KEYS_BYTES_MAX, len(data)):
-            return None
         part = RunPart(queue, *added)
+        if not may_wait(self._log, keys, part.log_end - log_offsets[0]):
+            return None
         self._log.seal(part.log_end, store_time_ms)
         self._dispatch_run(SealedRun([part], keys, log_offsets[-1], part.log_end, store_time_ms))
         self._wake()

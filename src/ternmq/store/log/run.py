@@ -25,6 +25,8 @@ from ternmq.wire.record import HOST_V4_BYTES, NO_HOST_FLAGS, Page, Sysflag
 if TYPE_CHECKING:
     from ternmq._native import ReplyForm, Sends, SendTerms
 
+#: Index entries that may wait with a few small records.
+_WAITING_KEYS_BYTES_MAX: Final = 64 << 10
 _SYSFLAG_MASK: Final = NO_HOST_FLAGS & ~Sysflag.TRANSACTION_MASK
 
 
@@ -106,6 +108,12 @@ class PackedRun(NamedTuple):
 
 #: Packs records into a room; None if it packed none.
 RunPacker: TypeAlias = Callable[[PackingRoom], PackedRun | None]
+
+
+def may_wait(log: Log, keys: bytes, record_bytes: int) -> bool:
+    """Whether index entries may wait with their records, where these wait. One takes 20 bytes, and a key may have a
+    single byte: then the texts of the records, which wait otherwise, take less memory."""
+    return log.confirms_at_once or len(keys) <= max(_WAITING_KEYS_BYTES_MAX, record_bytes)
 
 
 class RunWriter:
@@ -207,8 +215,9 @@ class RunWriter:
     def put_packed(self, pack: RunPacker, *, answers_at_once: bool = True) -> bool:
         """Append and dispatch records that ``pack`` makes.
 
-        False if it packed none, or there is no room: nothing was stored. With ``answers_at_once`` senders are told at
-        once that their records are stored: False, too, if they have to wait for the log or the disk.
+        False if it packed none, there is no room, or they have too many keys to wait: nothing was stored. With
+        ``answers_at_once`` senders are told at once that their records are stored: False, too, if they have to wait
+        for the log or the disk.
         """
         window = self._log.window
         log_offset, limit, base = window.at, window.limit, window.base
@@ -231,6 +240,8 @@ class RunWriter:
         if packed is None:
             return False
         end_offset, last_offset, parts, keys, closings = packed
+        if not may_wait(self._log, keys, end_offset - log_offset):
+            return False
         self._log.seal(end_offset, store_time_ms)
         self._dispatch(SealedRun(parts, keys, last_offset, end_offset, store_time_ms, closings))
         if self._is_sync:
