@@ -9,7 +9,7 @@ rounds of all senders the store makes in the time of one bare round.
 *recover*: opens a store of messages of 300 bytes whose process was killed: once with its queues and index as they were
 left, once without trusting them; then ``verify`` and ``rebuild`` run on it. For comparison: the same log read from
 start to end, in pieces of a MiB. Everything is in memory, so the disk is not measured. Rates are per second of CPU
-time, because other programs use this machine, too.
+time, because other programs use this machine, too. Then a member of a Raft group starts on as many entries.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from bench.store import raft_log
 from ternmq.env import SystemClock
+from ternmq.raft.log import RaftLog
 from ternmq.store.config import FlushDiskType, StoreConfig
 from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.inspect.rebuild import rebuild
@@ -145,30 +147,66 @@ def bench_recovery(root: Path, messages: int) -> None:
         f"{messages:,} records of {record_bytes} bytes, {log_bytes / MB:,.0f} MB\n{'':28}{'MB/s':>8}{'records/s':>12}"
     )
 
-    def told(what: str, work: Callable[[], object]) -> None:
-        began = time.process_time()
-        work()
-        passed_s = time.process_time() - began
-        print(f"{what:28}{log_bytes / MB / passed_s:>8,.0f}{messages / passed_s:>12,.0f}", flush=True)
+    told = partial(print_row, log_bytes=log_bytes, messages=messages)
 
     def recover(config: StoreConfig) -> None:
         with MessageStore.open(config, store_host=HOST, clock=SystemClock(), threads=False):
             pass
 
-    told("sequential read", lambda: read_log(root / "commitlog", log_bytes))
+    told("sequential read", work=lambda: read_log(root / "commitlog", log_bytes))
     # The process died, the machine did not: the pages are there, but each record is checked.
     (root / "checkpoint").write_bytes(b"")
     (root / "abort").write_text(f"0\n{FileDisk().boot_id()}\n")
-    told("recovery after kill -9", partial(recover, config))
+    told("recovery after kill -9", work=partial(recover, config))
     for name in ("checkpoint", "abort"):
         (root / name).write_bytes(b"")
-    told("recovery after a power cut", partial(recover, config))
+    told("recovery after a power cut", work=partial(recover, config))
     # A part of it is for the keys: two per record here.
     (root / "abort").write_bytes(b"")
     (root / "checkpoint").write_bytes(b"")
-    told("… without index", partial(recover, replace(config, message_index_enable=False)))
-    told("verify", lambda: verify(root))
-    told("rebuild", lambda: rebuild(root, clock=SystemClock(), out=root.with_name("rebuilt")))
+    told("… without index", work=partial(recover, replace(config, message_index_enable=False)))
+    told("verify", work=lambda: verify(root))
+    told("rebuild", work=lambda: rebuild(root, clock=SystemClock(), out=root.with_name("rebuilt")))
+    bench_raft_recovery(root.with_name("member"), messages)
+
+
+def print_row(what: str, log_bytes: int, messages: int, work: Callable[[], object]) -> None:
+    began = time.process_time()
+    work()
+    passed_s = time.process_time() - began
+    print(f"{what:28}{log_bytes / MB / passed_s:>8,.0f}{messages / passed_s:>12,.0f}", flush=True)
+
+
+def bench_raft_recovery(root: Path, messages: int) -> None:
+    """A member of a Raft group, all of whose entries are committed."""
+    config = StoreConfig(store_path_root_dir=root)
+
+    def start() -> tuple[RaftLog, MessageStore]:
+        log = raft_log(config)
+        return log, MessageStore.open(config, store_host=HOST, clock=SystemClock(), log=log, threads=False)
+
+    log, store = start()
+    for number in range(messages):
+        store.put(draft(number))
+        if number % 1_000 == 0:
+            store.confirm(store.written)
+    store.confirm(store.written)
+    log.note_committed(log.last_index)
+    log_bytes = store.written
+    store.close()
+    told = partial(print_row, log_bytes=log_bytes, messages=messages)
+
+    def restart() -> None:
+        nonlocal store
+        store = start()[1]
+
+    for title, boot_id in (("Raft: after kill -9", FileDisk().boot_id()), ("Raft: after a power cut", "")):
+        (root / "checkpoint").write_bytes(b"")
+        (root / "abort").write_text(f"0\n{boot_id}\n" if boot_id else "")
+        told(title, work=restart)
+        assert store.dispatched == log_bytes, "all is committed"
+        store.close()
+    told("Raft: verify", work=lambda: verify(root))
 
 
 def read_log(directory: Path, log_bytes: int) -> None:

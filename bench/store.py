@@ -1,5 +1,7 @@
 """The cost of a put and a get of the store: CPU time of this thread per call. Run: python -m bench.store [messages]
 
+On a Raft log, a message of a batch is confirmed, too, and the entries are what a leader would send.
+
 The message is that of the throughput goal: a body of 128 bytes, some 150 bytes of properties with a unique key and a
 tag, and the same with a key of the application. Sixteen queues, so that consecutive records belong to different
 queues.
@@ -16,6 +18,8 @@ from pathlib import Path
 from zlib import crc32
 
 from ternmq.env import SystemClock
+from ternmq.raft.log import RaftLog, RaftPaths
+from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.store import Draft, MessageStore, StoreConfig
 from ternmq.wire.batch import pack_messages, unpack_messages
 from ternmq.wire.record import pack_host
@@ -92,6 +96,12 @@ def main() -> None:
             for number in range(64):
                 store.put(Draft("OneQueue", 0, b"x" * 128, PROPERTIES.format(number, "KEYS", number), 1, HOST))
             measure("get of 32 (side by side)", 100, [lambda: _get_one_queue(store)] * 50)
+        config = StoreConfig(store_path_root_dir=Path(directory) / "raft")
+        log = raft_log(config)
+        with MessageStore.open(config, store_host=HOST, clock=SystemClock(), log=log) as store:
+            store.put(drafts(0, 1, "KEYS")[0])
+            rounds = (partial(_put_confirmed, store, batch(first)) for first in range(0, count // 32, 32))
+            measure("the same, on a Raft log", 32, rounds)
 
 
 def batch(first: int) -> bytes:
@@ -103,6 +113,18 @@ def _put_sent(store: MessageStore, data: bytes) -> None:
     """What the broker does with a batch, without its checks."""
     if store.put_sent_batch("BenchTopic", 0, data, born_time_ms=1, born_host=HOST) is None:
         store.put_batch("BenchTopic", 0, unpack_messages(data), born_time_ms=1, born_host=HOST)
+
+
+def raft_log(config: StoreConfig) -> RaftLog:
+    """The log of a leader."""
+    log = RaftLog(FileDisk(), RaftPaths.of(config, "n0"), segment_bytes=config.mapped_file_size_commit_log)
+    log.term = 1
+    return log
+
+
+def _put_confirmed(store: MessageStore, data: bytes) -> None:
+    _put_sent(store, data)
+    store.confirm(store.written)
 
 
 def _get_one_queue(store: MessageStore) -> None:

@@ -1,8 +1,9 @@
 """What a message with a delivery time costs a broker, without sockets: ``python -m bench.timers``.
 
 A real broker gets frames (``bench.frames``): plain sends and sends with a delivery time in turn, 64 in a read. Then the
-deliveries of a store alone: messages that are due within one second, in any order, delivered by the term's runner. CPU
-time of the thread for one message, best and median of the rounds. ``--profile`` tells where the time goes.
+deliveries of a store alone: messages that are due within one second, in any order, delivered by the term's runner; and
+the same by the leader of a Raft group, whose entries are confirmed after each turn. CPU time of the thread for one
+message, best and median of the rounds. ``--profile`` tells where the time goes.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Final
 import uvloop
 
 from bench.frames import BODY, WINDOW, Clock, fed_broker
+from bench.store import raft_log
 from ternmq.delay.alarm import Alarm
 from ternmq.delay.delivery import Delivery
 from ternmq.delay.schedule_log import ScheduleLog
@@ -79,12 +81,15 @@ async def measure_sends(directory: Path, rounds: int, profile: cProfile.Profile 
     print(plain, timed, sep="\n")
 
 
-async def measure_deliveries(directory: Path, count: int, rounds: int, profile: cProfile.Profile | None) -> None:
-    clock, alarm, delivered = Ahead(), Alarm(), Clock(f"delivery, {count:,} at once", profile)
+async def measure_deliveries(
+    directory: Path, count: int, rounds: int, profile: cProfile.Profile | None, *, is_member: bool
+) -> None:
+    title = "… on a Raft log" if is_member else f"delivery, {count:,} at once"
+    clock, alarm, delivered = Ahead(), Alarm(), Clock(title, profile)
     schedule = ScheduleLog(FileDisk(), directory, ring=alarm.ring)
-    store = MessageStore.open(
-        StoreConfig(store_path_root_dir=directory), store_host=HOST, clock=clock, derived=(schedule,)
-    )
+    config = StoreConfig(store_path_root_dir=directory)
+    log = raft_log(config) if is_member else None
+    store = MessageStore.open(config, store_host=HOST, clock=clock, derived=(schedule,), log=log)
     timer = Timer(clock=clock, broker_name="a", is_enabled=True, max_delay_sec=86_400, announce=schedule.announce)
     delivery = Delivery(store, schedule, alarm, clock=clock, count=lambda *_: None)
     for queue_id in range(4):
@@ -99,6 +104,8 @@ async def measure_deliveries(directory: Path, count: int, rounds: int, profile: 
             draft = Draft(TOPIC, number % 4, BODY, text, clock.now_ms(), HOST)
             timer.redirect(draft)
             store.put(draft)
+        if is_member:
+            store.confirm(store.written)
         clock.ahead_ms += 601_100
         done = delivery.delivered
         gc.collect()
@@ -106,6 +113,8 @@ async def measure_deliveries(directory: Path, count: int, rounds: int, profile: 
             while delivery.delivered - done < count:
                 began = time.thread_time()
                 delivery._turn()  # noqa: SLF001 - what its task does, without the loop
+                if is_member:
+                    store.confirm(store.written)
                 longest_ms = max(longest_ms, (time.thread_time() - began) * 1000)
     store.close()
     schedule.close()
@@ -124,7 +133,9 @@ def main() -> None:
             uvloop.run(measure_sends(Path(name) / "a", options.rounds, profile if options.profile == "sends" else None))
         if options.due:
             of_deliveries = profile if options.profile == "deliveries" else None
-            uvloop.run(measure_deliveries(Path(name) / "b", options.due, 3, of_deliveries))
+            for is_member in (False, True):
+                directory = Path(name) / ("c" if is_member else "b")
+                uvloop.run(measure_deliveries(directory, options.due, 3, of_deliveries, is_member=is_member))
     if profile is not None:
         pstats.Stats(profile).sort_stats("tottime").print_stats(45)
 

@@ -38,6 +38,8 @@ MODULES = [
         "test_send_kernel",
         "delay.test_kernels",
         "delay.test_timed_sends",
+        "raft.test_recovery_kernel",
+        "store.inspect.test_verify_kernel",
         "spark.source.test_column_kernels",
         "spark.sink.test_row_kernel",
     )

@@ -167,6 +167,7 @@ def test_no_frame_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[s
             len(page),
             damage.of(batch),
             log_offset=damage.number(),
+            lead=damage.pick((0, 48)),
             queue_id=0,
             queue_offset=damage.number(),
             store_time_ms=damage.number(),
@@ -249,6 +250,7 @@ def test_no_transaction_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFix
             damage.pick((len(page), len(page) + 1)),
             [damage.number() for _ in range(damage.pick((0, 1, 3)))],
             log_offset=damage.number(),
+            lead=damage.pick((0, 48)),
             queue_offset=damage.number(),
             born_time_ms=damage.number(),
             born_host=damage.pick((HOST, HOST, b"")),
@@ -282,6 +284,7 @@ def test_no_record_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[
         queue = SimpleNamespace(
             log_end=0,
             next_offset=0,
+            assigned=0,
             queue_id=0,
             topic_part=damage.pick((b"\x06orders", b"")),
             needs_facts=False,
@@ -293,11 +296,21 @@ def test_no_record_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[
             damage.pick((0, 0, 0, size, 2**40)),
             begin=damage.number(),
             has_headers=damage.pick((False, False, True)),
+            before=damage.pick((None, (-1, 0), (damage.number(), damage.number()))),
             check_crc=damage.pick((False, True)),
             known={(b"\x06orders", 0): (queue,)},
             indexed=damage.number(),
         )
-        folded += scanned is not None and scanned[1] > 0
+        folded += scanned is not None and scanned[2] > 0
+        attempt(
+            native.check_chain,
+            data,
+            array("i", [damage.number() % 2**31 for _ in range(damage.pick((1, 7)))]),
+            number=damage.pick((0, 1, 2**31 - 1, 2**62)),
+            low=damage.number(),
+            high=damage.number(),
+        )
+        attempt(native.count_same, data, damage.pick((0, 0, 7, 2**62)), records, damage.pick((0, 0, 7, 2**62)))
         entries = bytearray(damage.of(bytes(48) + records[:size]))
         places = damage.number(), damage.number(), damage.number()
         attempt(native.seal_entries, entries, damage.pick((0, 0, 1, 2**40)), len(entries), *places)
@@ -340,6 +353,7 @@ def test_no_record_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[
             [damage.pick((size, size, 0, 88, 2**31, -1)) for _ in range(3)],
             [damage.number() for _ in range(3)],
             log_offset=damage.number(),
+            lead=damage.pick((0, 48)),
             store_time_ms=damage.number(),
             store_host=damage.pick((HOST, b"")),
             delivered=b"D\x011\x02",

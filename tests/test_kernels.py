@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from ternmq.errors import ConfigError
 from ternmq.kernels import HAS_NATIVE, load, native
 from ternmq.store.derived import follower, index
-from ternmq.store.derived.key_hash import KeyHashes
+from ternmq.store.derived.key_hash import MADE_ENTRY, KeyHashes
 from ternmq.store.store import MessageStore, PlacedBatch
 from ternmq.wire import auth
 from ternmq.wire.auth import Credentials, Secret
@@ -65,7 +65,7 @@ def test_index_entries_have_the_hashes_of_the_python_version(records: list[tuple
     waiting = [(topic, text, 1000 + number, 5_000 + number) for number, (topic, text) in enumerate(records)]
     made = native.index_entries(waiting)
     if made is not None:
-        assert KeyHashes().entries(waiting) == list(index._MADE.iter_unpack(made))
+        assert KeyHashes().entries(waiting) == list(MADE_ENTRY.iter_unpack(made))
 
 
 def test_a_text_without_utf_8_is_left_to_python() -> None:
@@ -138,6 +138,7 @@ def expanded(data: bytes, page: bytearray, **limits: int) -> Any:
         len(page),
         data,
         log_offset=0,
+        lead=0,
         queue_id=0,
         queue_offset=0,
         store_time_ms=1,
@@ -157,7 +158,7 @@ def test_limits_are_hit_exactly() -> None:
         data = pack_messages([(0, b"body", properties)])
         made = expanded(data, bytearray(1 << 16))
         assert made is not None
-        size = made[1]
+        size = made[1][1]
         assert expanded(data, bytearray(size), body_bytes_max=4, record_bytes_max=size) is not None
         for room_bytes, limits, said in (
             (size - 1, {}, size),
@@ -195,7 +196,7 @@ def test_a_batch_with_as_many_tags_as_messages_names_each_once() -> None:
     data = pack_messages([(0, b"1", f"UNIQ_KEY\x01a\x02TAGS\x01{tag}\x02") for tag in [*tags, *tags[:100]]])
     made = expanded(data, bytearray(1 << 22))
     assert made is not None
-    assert [java_hash(tag) for tag in tags] == made[3]
+    assert [(java_hash(tag), 20_100) for tag in tags] == made[1][3]
 
 
 @given(st.binary(max_size=200), st.integers(0, 300))

@@ -10,8 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ternmq.kernels import HAS_NATIVE, native
-from ternmq.store.derived.index import _MADE
-from ternmq.store.derived.key_hash import KeyHashes
+from ternmq.store.derived.key_hash import MADE_ENTRY, KeyHashes
 from ternmq.wire.auth import ACCESS_KEY, SECURITY_TOKEN, Credentials, Secret
 from ternmq.wire.codes import JSON, RequestCode
 from ternmq.wire.frame import FrameDecoder, encode_request, request_in
@@ -101,7 +100,7 @@ def check(data: bytes) -> bool:
     assert (LOG_OFFSET, size, tags_code(properties + MORE)) == ENTRY.unpack_from(entries)
     keyed = [(header.topic, properties + MORE, LOG_OFFSET, TIME_MS)]
     count = len(KeyHashes().entries(keyed))
-    assert KeyHashes().entries(keyed) == [*_MADE.iter_unpack(keys)][:count]
+    assert KeyHashes().entries(keyed) == [*MADE_ENTRY.iter_unpack(keys)][:count]
     assert MARK not in properties
     unique_key = find(properties, "UNIQ_KEY")
     assert unique_key

@@ -1,7 +1,5 @@
 //! A batch as it was sent, expanded into records, queue entries and index entries (`store.log.batch`, `wire.batch`).
 
-use std::collections::HashSet;
-
 use memchr::memmem;
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
@@ -10,6 +8,7 @@ use pyo3::types::{PyBytes, PyString};
 
 use crate::guard::or_doubt;
 use crate::index;
+use crate::packed::{Added, Codes, QueuePart};
 use crate::page::{writable, Writer};
 use crate::properties::{tags_code, topic_hash};
 
@@ -85,6 +84,8 @@ fn parcels(data: &[u8]) -> Option<Vec<Parcel<'_>>> {
 /// Where a batch goes, and what its records share.
 pub struct Target<'a> {
     pub log_offset: i64,
+    /// Bytes between two records, which the log fills.
+    pub lead: usize,
     pub queue_id: i32,
     pub queue_offset: i64,
     pub store_time_ms: i64,
@@ -103,11 +104,8 @@ pub struct Target<'a> {
 #[derive(Default)]
 pub struct Expanded {
     pub log_offsets: Vec<i64>,
-    pub end_offset: i64,
-    /// Queue entries, 20 bytes each.
-    pub entries: Vec<u8>,
-    /// Each tags code once, in the order of the messages.
-    pub tags_codes: Vec<i64>,
+    /// What they add to their queue: each tags code once, with the end of the whole batch.
+    pub added: Added,
     /// Index entries, as `index::make` makes them.
     pub keys: Vec<u8>,
 }
@@ -143,6 +141,7 @@ pub fn expand(data: &[u8], room: &mut [u8], target: &Target<'_>) -> Option<Outco
         total = total.checked_add(size)?;
         sizes.push(size);
     }
+    total = total.checked_add(target.lead.checked_mul(parcels.len() - 1)?)?;
     if total > target.record_bytes_max {
         return None;
     }
@@ -150,9 +149,8 @@ pub fn expand(data: &[u8], room: &mut [u8], target: &Target<'_>) -> Option<Outco
         log_offsets: Vec::with_capacity(parcels.len()),
         ..Expanded::default()
     };
-    made.entries.reserve(parcels.len() * 20);
-    // A search in the list would take a second for a batch with as many tags as messages.
-    let mut known = HashSet::new();
+    made.added.entries.reserve(parcels.len() * 20);
+    let mut codes = Codes::default();
     let mut log_offset = target.log_offset;
     for (parcel, size) in parcels.iter().zip(&sizes) {
         index::make(
@@ -163,24 +161,22 @@ pub fn expand(data: &[u8], room: &mut [u8], target: &Target<'_>) -> Option<Outco
             target.store_time_ms,
         )
         .ok()?;
-        made.entries.extend_from_slice(&log_offset.to_be_bytes());
-        made.entries
-            .extend_from_slice(&(*size as i32).to_be_bytes());
-        made.entries
-            .extend_from_slice(&parcel.tags_code.to_be_bytes());
-        if made.tags_codes.last() != Some(&parcel.tags_code) && known.insert(parcel.tags_code) {
-            made.tags_codes.push(parcel.tags_code);
-        }
+        made.added
+            .add_entry(log_offset, *size, parcel.tags_code, parcel.body.len());
+        codes.add(parcel.tags_code);
         made.log_offsets.push(log_offset);
-        log_offset += *size as i64;
+        log_offset += (*size + target.lead) as i64;
     }
     // Here, as what is not plain is known by now: room is made only for what will be stored.
     if total > room.len() {
         return Some(Outcome::NoRoom(total));
     }
-    made.end_offset = log_offset;
+    made.added.tags = codes.with_end(target.queue_offset + parcels.len() as i64);
     let mut page = Writer { page: room, at: 0 };
     for (number, (parcel, size)) in parcels.iter().zip(&sizes).enumerate() {
+        if number > 0 {
+            page.at += target.lead;
+        }
         page.put(&(*size as i32).to_be_bytes());
         page.put(&target.magic.to_be_bytes());
         page.put(&((crc32fast::hash(parcel.body) & 0x7FFF_FFFF).to_be_bytes()));
@@ -205,20 +201,14 @@ pub fn expand(data: &[u8], room: &mut [u8], target: &Target<'_>) -> Option<Outco
 
 #[derive(IntoPyObject)]
 pub enum Made<'py> {
-    Stored(
-        Vec<i64>,
-        i64,
-        Bound<'py, PyBytes>,
-        Vec<i64>,
-        Bound<'py, PyBytes>,
-    ),
+    Stored(Vec<i64>, Option<QueuePart<'py>>, Bound<'py, PyBytes>),
     #[pyo3(transparent)]
     NoRoom(usize),
 }
 
 /// Expand a batch into a log's window. See `ternmq/_native.pyi`.
 #[pyfunction]
-#[pyo3(signature = (page, at, end, data, *, log_offset, queue_id, queue_offset, store_time_ms, magic, shared, topic_field,
+#[pyo3(signature = (page, at, end, data, *, log_offset, lead, queue_id, queue_offset, store_time_ms, magic, shared, topic_field,
     topic, more_properties, body_bytes_max, record_bytes_max))]
 #[allow(clippy::too_many_arguments)]
 pub fn expand_batch<'py>(
@@ -228,6 +218,7 @@ pub fn expand_batch<'py>(
     end: usize,
     data: &[u8],
     log_offset: i64,
+    lead: usize,
     queue_id: i32,
     queue_offset: i64,
     store_time_ms: i64,
@@ -244,6 +235,7 @@ pub fn expand_batch<'py>(
     };
     let target = Target {
         log_offset,
+        lead,
         queue_id,
         queue_offset,
         store_time_ms,
@@ -260,9 +252,7 @@ pub fn expand_batch<'py>(
         or_doubt(|| None, || expand(data, room, &target)).map(|outcome| match outcome {
             Outcome::Stored(made) => Made::Stored(
                 made.log_offsets,
-                made.end_offset,
-                PyBytes::new(py, &made.entries),
-                made.tags_codes,
+                made.added.into_python(py),
                 PyBytes::new(py, &made.keys),
             ),
             Outcome::NoRoom(total) => Made::NoRoom(total),
@@ -314,6 +304,7 @@ mod tests {
     fn target() -> Target<'static> {
         Target {
             log_offset: 100,
+            lead: 0,
             queue_id: 3,
             queue_offset: 7,
             store_time_ms: 1,
@@ -339,16 +330,44 @@ mod tests {
             panic!("there is room");
         };
         assert_eq!(made.log_offsets.len(), 2);
-        assert_eq!(made.entries.len(), 40);
+        assert_eq!(made.added.entries.len(), 40);
+        assert_eq!(made.added.tags, vec![(0, 9)]);
         assert_eq!(
             made.log_offsets[1] - made.log_offsets[0],
             88 + 1 + 2 + 2 + 11
         );
         assert_eq!(
-            room[(made.end_offset - 101) as usize],
+            room[(made.added.log_end - 101) as usize],
             2,
             "the last pair is ended"
         );
+    }
+
+    #[test]
+    fn records_have_the_bytes_between_them_that_the_log_fills() {
+        let data = [
+            message(b"a", b"UNIQ_KEY\x01k\x02"),
+            message(b"b", b"UNIQ_KEY\x01l\x02"),
+        ]
+        .concat();
+        let mut given = target();
+        given.lead = 48;
+        let mut room = vec![7; 104 + 48 + 104];
+        let Some(Outcome::Stored(made)) = expand(&data, &mut room, &given) else {
+            panic!("there is room");
+        };
+        assert_eq!(made.log_offsets, vec![100, 100 + 104 + 48]);
+        assert_eq!(made.added.log_end, 100 + 104 + 48 + 104);
+        assert_eq!(room[104..152], [7; 48]);
+        // Room for two records, not for the bytes between them.
+        let mut small = vec![7; 104 + 48 + 103];
+        assert!(matches!(
+            expand(&data, &mut small, &given),
+            Some(Outcome::NoRoom(256))
+        ));
+        assert!(small.iter().all(|&byte| byte == 7));
+        given.record_bytes_max = 255;
+        assert!(expand(&data, &mut room, &given).is_none());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Waiting records written again under their own topics, many at a time (`delay.quick`).
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use memchr::{memchr, memmem};
 use pyo3::buffer::PyBuffer;
@@ -9,6 +9,7 @@ use pyo3::types::{PyBytes, PyDict, PyList};
 
 use crate::guard::or_doubt;
 use crate::index;
+use crate::packed::{Added, Codes};
 use crate::page::{readable, writable};
 use crate::properties::{tags_code, topic_hash};
 use crate::record::{get_i32, get_i64, plain_parts, Parts, FIXED_V4_BYTES, MAGIC_V1};
@@ -74,11 +75,8 @@ struct Run<'py> {
     next_offset: i64,
     topic_part: Vec<u8>,
     topic_hash: i32,
-    log_end: i64,
-    entries: Vec<u8>,
-    tags_codes: Vec<i64>,
-    /// The same codes: a list with many takes too long to search.
-    known_codes: HashSet<i64>,
+    added: Added,
+    codes: Codes,
 }
 
 impl<'py> Run<'py> {
@@ -98,26 +96,19 @@ impl<'py> Run<'py> {
         };
         Ok(Some(Run {
             queue_id: queue.getattr("queue_id")?.extract()?,
-            next_offset: queue.getattr("next_offset")?.extract()?,
+            next_offset: queue.getattr("assigned")?.extract()?,
             queue,
             topic_part,
             topic_hash,
-            log_end: 0,
-            entries: Vec::new(),
-            tags_codes: Vec::new(),
-            known_codes: HashSet::new(),
+            added: Added::default(),
+            codes: Codes::default(),
         }))
     }
 
-    fn add(&mut self, log_offset: i64, size: i32, code: i64) {
-        self.entries.extend_from_slice(&log_offset.to_be_bytes());
-        self.entries.extend_from_slice(&size.to_be_bytes());
-        self.entries.extend_from_slice(&code.to_be_bytes());
-        if self.tags_codes.last() != Some(&code) && self.known_codes.insert(code) {
-            self.tags_codes.push(code);
-        }
+    fn add(&mut self, log_offset: i64, size: usize, code: i64, body_bytes: usize) {
+        self.added.add_entry(log_offset, size, code, body_bytes);
+        self.codes.add(code);
         self.next_offset += 1;
-        self.log_end = log_offset + i64::from(size);
     }
 }
 
@@ -130,7 +121,7 @@ struct Shared<'a> {
     record_bytes_max: usize,
 }
 
-/// Append the delivery of a record to `out`; None if it is too large, and then `out` is as before.
+/// Append the delivery of a record to `out`; its size. None if it is too large, and then `out` is as before.
 fn write(
     out: &mut Vec<u8>,
     old: &[u8],
@@ -138,7 +129,7 @@ fn write(
     run: &Run<'_>,
     log_offset: i64,
     shared: &Shared<'_>,
-) -> Option<i32> {
+) -> Option<usize> {
     // A negative time has a sign, as in Python; a record that is so wrong is delivered nevertheless.
     let waited = get_i64(old, 56).to_string();
     let properties_bytes =
@@ -151,8 +142,7 @@ fn write(
         0 => FIRST,
         offset => offset,
     };
-    let size = i32::try_from(size).ok()?;
-    out.extend_from_slice(&size.to_be_bytes());
+    out.extend_from_slice(&i32::try_from(size).ok()?.to_be_bytes());
     out.extend_from_slice(&MAGIC_V1.to_be_bytes());
     // An empty body has a checksum of 0, whatever its record says.
     let crc = if parts.body.is_empty() {
@@ -186,7 +176,7 @@ fn write(
 
 type Delivered<'py> = (
     usize,
-    i64,
+    (i64, i64),
     Bound<'py, PyList>,
     Bound<'py, PyBytes>,
     Bound<'py, PyBytes>,
@@ -195,7 +185,7 @@ type Delivered<'py> = (
 
 /// Write waiting records again under their own topics. See `ternmq/_native.pyi`.
 #[pyfunction]
-#[pyo3(signature = (page, at, end, source, places, sizes, waiting_at, *, log_offset, store_time_ms, store_host, delivered,
+#[pyo3(signature = (page, at, end, source, places, sizes, waiting_at, *, log_offset, lead, store_time_ms, store_host, delivered,
     hour, record_bytes_max, own, table))]
 #[allow(clippy::too_many_arguments)]
 pub fn deliver<'py>(
@@ -208,6 +198,7 @@ pub fn deliver<'py>(
     sizes: Vec<i64>,
     waiting_at: Vec<i64>,
     log_offset: i64,
+    lead: usize,
     store_time_ms: i64,
     store_host: &[u8],
     delivered: &[u8],
@@ -219,7 +210,8 @@ pub fn deliver<'py>(
     or_doubt(
         || {
             let none = || PyBytes::new(py, b"");
-            Ok((0, log_offset, PyList::empty(py), none(), none(), None))
+            let places = (log_offset, log_offset);
+            Ok((0, places, PyList::empty(py), none(), none(), None))
         },
         || {
             let room_bytes = end.saturating_sub(at);
@@ -234,6 +226,7 @@ pub fn deliver<'py>(
             let mut keys: Vec<u8> = Vec::new();
             let mut marks: Vec<u8> = Vec::new();
             let mut count = 0;
+            let (mut last_offset, mut end_offset) = (log_offset, log_offset);
             let mut unknown = None;
             // All is made apart and copied to the page at the end: the source may be the same page.
             let data = readable(py, &source)?;
@@ -269,8 +262,12 @@ pub fn deliver<'py>(
                 let Ok(code) = tags_code(found.parts.properties) else {
                     break;
                 };
-                let new_offset = log_offset + out.len() as i64;
                 let (before, keys_before) = (out.len(), keys.len());
+                if count > 0 {
+                    // The log fills these.
+                    out.resize(before + lead, 0);
+                }
+                let new_offset = log_offset + out.len() as i64;
                 let made = index::make(
                     &mut keys,
                     found.parts.properties,
@@ -278,20 +275,16 @@ pub fn deliver<'py>(
                     new_offset,
                     store_time_ms,
                 );
-                if made.is_err() {
-                    break;
-                }
-                let Some(size) = write(&mut out, record, &found.parts, run, new_offset, &shared)
-                else {
-                    keys.truncate(keys_before);
-                    break;
-                };
-                if out.len() > room_bytes {
+                let size = made
+                    .ok()
+                    .and_then(|()| write(&mut out, record, &found.parts, run, new_offset, &shared));
+                let Some(size) = size.filter(|_| out.len() <= room_bytes) else {
                     out.truncate(before);
                     keys.truncate(keys_before);
                     break;
-                }
-                run.add(new_offset, size, code);
+                };
+                run.add(new_offset, size, code, found.parts.body.len());
+                (last_offset, end_offset) = (new_offset, new_offset + size as i64);
                 marks.extend_from_slice(&new_offset.to_be_bytes());
                 marks.extend_from_slice(&old_offset.to_be_bytes());
                 count += 1;
@@ -306,19 +299,15 @@ pub fn deliver<'py>(
                 room.copy_from_slice(&out);
             }
             let made = PyList::empty(py);
-            for run in runs {
-                if !run.entries.is_empty() {
-                    made.append((
-                        run.queue,
-                        PyBytes::new(py, &run.entries),
-                        run.log_end,
-                        run.tags_codes,
-                    ))?;
+            for mut run in runs {
+                run.added.tags = run.codes.with_end(run.next_offset);
+                if let Some(added) = run.added.into_python(py) {
+                    made.append((run.queue, added))?;
                 }
             }
             Ok((
                 count,
-                log_offset + out.len() as i64,
+                (end_offset, last_offset),
                 made,
                 PyBytes::new(py, &keys),
                 PyBytes::new(py, &marks),

@@ -57,6 +57,11 @@ impl Header {
         is_sound.then_some(found)
     }
 
+    /// Whether `record`, behind the header, has the CRC that this one says, if it says one.
+    pub fn is_of(&self, record: &[u8]) -> bool {
+        self.record_crc == 0 || crc(record, self.crc) == self.record_crc
+    }
+
     fn write(page: &mut [u8], record: &[u8], index: i64, term: i64, position: i64) {
         let mut header = Writer { page, at: 0 };
         header.put(&ENTRY_MAGIC.to_be_bytes());
@@ -134,7 +139,7 @@ fn check(data: &[u8], mut at: usize, expected: &Expected) -> (usize, Vec<u8>) {
             || get_i64(record, 28).checked_sub(position) != Some(HEADER_BYTES as i64)
             || (magic != MAGIC_V1 && magic != MAGIC_V2)
             || get_i32(record, 16) == expected.members_flag
-            || (header.record_crc != 0 && crc(record, header.crc) != header.record_crc)
+            || !header.is_of(record)
         {
             break;
         }

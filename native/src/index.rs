@@ -179,6 +179,85 @@ pub fn index_put(
     )
 }
 
+/// What is wrong with entries of an index file.
+#[derive(Debug, PartialEq, Eq)]
+struct Chain {
+    /// How many do not name the entry that their slot held before, and the number of the first.
+    broken: usize,
+    first_broken: usize,
+    /// Whether log offsets never decrease, from `low` up to `high`.
+    is_in_order: bool,
+}
+
+/// Go through entries, the first of which has `number`. `newest` has the newest entry of each slot, and gets theirs. None
+/// if there are no slots, or the numbers are too large; then nothing is noted.
+fn follow_chain(
+    entries: &[u8],
+    newest: &mut [i32],
+    number: usize,
+    low: i64,
+    high: i64,
+) -> Option<Chain> {
+    let slots = i32::try_from(newest.len())
+        .ok()
+        .filter(|&slots| slots > 0)?;
+    i32::try_from(number.checked_add(entries.len() / ENTRY_BYTES)?).ok()?;
+    let mut found = Chain {
+        broken: 0,
+        first_broken: 0,
+        is_in_order: true,
+    };
+    let mut last = low;
+    for (number, entry) in (number..).zip(entries.chunks_exact(ENTRY_BYTES)) {
+        let slot = &mut newest[get_i32(entry, 0).rem_euclid(slots) as usize];
+        let log_offset = get_i64(entry, 4);
+        if get_i32(entry, 16) != std::mem::replace(slot, number as i32) {
+            if found.broken == 0 {
+                found.first_broken = number;
+            }
+            found.broken += 1;
+        }
+        found.is_in_order &= last <= log_offset && log_offset <= high;
+        last = log_offset;
+    }
+    Some(found)
+}
+
+/// Check the chains of entries of an index file. See `ternmq/_native.pyi`.
+#[pyfunction]
+#[pyo3(signature = (entries, newest, *, number, low, high))]
+pub fn check_chain(
+    py: Python<'_>,
+    entries: &[u8],
+    newest: PyBuffer<i32>,
+    number: usize,
+    low: i64,
+    high: i64,
+) -> PyResult<Option<(usize, usize, bool)>> {
+    let slots = writable(py, &newest)?;
+    // As for `index_put`: some may be noted.
+    let found = or_doubt(
+        || Err(PyRuntimeError::new_err("the kernel failed")),
+        || Ok(follow_chain(entries, slots, number, low, high)),
+    )?;
+    Ok(found.map(|chain| (chain.broken, chain.first_broken, chain.is_in_order)))
+}
+
+/// How many entries from the begin on have the same hash and log offset in both: made ones, or those of a file.
+#[pyfunction]
+pub fn count_same(made: &[u8], at: usize, entries: &[u8], entries_at: usize) -> usize {
+    let (Some(made), Some(entries)) = (made.get(at..), entries.get(entries_at..)) else {
+        return 0;
+    };
+    let pairs = std::iter::zip(
+        made.chunks_exact(MADE_BYTES),
+        entries.chunks_exact(ENTRY_BYTES),
+    );
+    pairs
+        .take_while(|(made, entry)| made[..12] == entry[..12])
+        .count()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -199,6 +278,39 @@ mod tests {
         );
         let second = HEADER_BYTES + 4 * SLOT_BYTES + 2 * ENTRY_BYTES;
         assert_eq!(get_i32(&page, second + 16), 1);
+    }
+
+    #[test]
+    fn broken_chains_are_counted() {
+        let entry = |hash: i32, log_offset: i64, previous: i32| {
+            let mut data = [0; ENTRY_BYTES];
+            data[..4].copy_from_slice(&hash.to_be_bytes());
+            data[4..12].copy_from_slice(&log_offset.to_be_bytes());
+            data[16..].copy_from_slice(&previous.to_be_bytes());
+            data
+        };
+        let entries = [entry(-1, 5, 0), entry(6, 9, 1), entry(1, 9, 1)].concat();
+        let mut newest = [0; 7];
+        let found = follow_chain(&entries, &mut newest, 1, 5, 9).unwrap();
+        // -1 and 6 have the same slot; the last one names an entry of another.
+        assert_eq!(
+            (found.broken, found.first_broken, found.is_in_order),
+            (1, 3, true)
+        );
+        assert_eq!(newest, [0, 3, 0, 0, 0, 0, 2]);
+        for (low, high) in [(6, 9), (5, 8)] {
+            let mut newest = [0; 7];
+            assert!(
+                !follow_chain(&entries, &mut newest, 1, low, high)
+                    .unwrap()
+                    .is_in_order
+            );
+        }
+        assert_eq!(follow_chain(&entries, &mut [], 1, 5, 9), None);
+        assert_eq!(
+            follow_chain(&entries, &mut [0; 7], i32::MAX as usize, 5, 9),
+            None
+        );
     }
 
     #[test]

@@ -52,6 +52,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(entries::check_entries, module)?)?;
     module.add_function(wrap_pyfunction!(index::index_entries, module)?)?;
     module.add_function(wrap_pyfunction!(index::index_put, module)?)?;
+    module.add_function(wrap_pyfunction!(index::check_chain, module)?)?;
+    module.add_function(wrap_pyfunction!(index::count_same, module)?)?;
     module.add_function(wrap_pyfunction!(ops::store_ops, module)?)?;
     module.add_function(wrap_pyfunction!(packing::pack_batch, module)?)?;
     module.add_function(wrap_pyfunction!(packing::pack_properties, module)?)?;

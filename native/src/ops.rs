@@ -19,6 +19,8 @@ struct Shared<'a> {
     store_host: [u8; HOST_V4_BYTES],
     /// The topic with its length in front.
     topic_field: &'a [u8],
+    /// Bytes between two records, which the log fills.
+    lead: usize,
 }
 
 /// Pack one record for each of `closed`, halves by their queue offsets; None if they do not all fit into `room`, and
@@ -34,7 +36,14 @@ fn store(
     let size_of = |body: &String| {
         FIXED_V4_BYTES + body.len() + shared.topic_field.len() + 2 + PROPERTIES.len()
     };
-    if bodies.iter().map(size_of).sum::<usize>() > room.len() {
+    let leads = shared.lead.checked_mul(bodies.len().checked_sub(1)?)?;
+    if bodies
+        .iter()
+        .map(size_of)
+        .sum::<usize>()
+        .checked_add(leads)?
+        > room.len()
+    {
         return None;
     }
     let mut added = Added::default();
@@ -64,8 +73,8 @@ fn store(
         queue_offset += 1;
         added.add(log_offset, size, TAGS_CODE, queue_offset, body.len());
         last_offset = log_offset;
-        at += size;
-        log_offset += size as i64;
+        at += size + shared.lead;
+        log_offset += (size + shared.lead) as i64;
     }
     Some((added, last_offset))
 }
@@ -74,8 +83,8 @@ type Made<'py> = (i64, QueuePart<'py>);
 
 /// Pack op records into a log's window. See `ternmq/_native.pyi`.
 #[pyfunction]
-#[pyo3(signature = (page, at, end, closed, *, log_offset, queue_offset, born_time_ms, born_host, store_time_ms,
-    store_host, topic_field))]
+#[pyo3(signature = (page, at, end, closed, *, log_offset, lead, queue_offset, born_time_ms, born_host,
+    store_time_ms, store_host, topic_field))]
 #[allow(clippy::too_many_arguments)]
 pub fn store_ops<'py>(
     py: Python<'py>,
@@ -84,6 +93,7 @@ pub fn store_ops<'py>(
     end: usize,
     closed: Vec<i64>,
     log_offset: i64,
+    lead: usize,
     queue_offset: i64,
     born_time_ms: i64,
     born_host: &[u8],
@@ -103,6 +113,7 @@ pub fn store_ops<'py>(
         store_time_ms,
         store_host,
         topic_field,
+        lead,
     };
     if closed.is_empty() || topic_field.is_empty() {
         return Ok(None);
@@ -121,12 +132,13 @@ mod tests {
 
     #[test]
     fn all_are_packed_or_none() {
-        let shared = Shared {
+        let mut shared = Shared {
             born_time_ms: 1,
             born_host: [2; 8],
             store_time_ms: 3,
             store_host: [4; 8],
             topic_field: b"\x01t",
+            lead: 0,
         };
         let mut room = vec![0; 1000];
         let (added, last_offset) = store(&mut room, &[9, 10], &shared, 5000, 77).unwrap();
@@ -141,5 +153,13 @@ mod tests {
         let mut small = vec![0; 2 * size];
         assert!(store(&mut small, &[9, 10], &shared, 5000, 77).is_none());
         assert!(small.iter().all(|&byte| byte == 0));
+        // With bytes between them, which the log fills.
+        shared.lead = 48;
+        assert!(store(&mut vec![0; 2 * size + 48], &[9, 10], &shared, 5000, 77).is_none());
+        let mut room = vec![7; 2 * size + 49];
+        let (added, last_offset) = store(&mut room, &[9, 10], &shared, 5000, 77).unwrap();
+        assert_eq!(last_offset, 5000 + size as i64 + 48);
+        assert_eq!(added.log_end, last_offset + size as i64 + 1);
+        assert_eq!(room[size..size + 48], [7; 48]);
     }
 }

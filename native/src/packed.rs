@@ -1,10 +1,12 @@
 //! What the kernels share that store requests of a run as records (`storing`, `timed_sends`, `transactions`): their terms,
 //! the replies, the records, and what these add to their queues.
 
+use std::collections::HashSet;
+
 use memchr::memmem;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyList};
 
 use crate::guard::or_doubt;
 use crate::index;
@@ -138,7 +140,7 @@ pub struct Added {
     pub entries: Vec<u8>,
     pub log_end: i64,
     pub body_bytes: usize,
-    /// Each tags code, with the queue offset behind its last record.
+    /// Each tags code, with the queue offset behind its last record, or behind a later one of them.
     pub tags: Vec<(i64, i64)>,
 }
 
@@ -152,15 +154,20 @@ impl Added {
         queue_end: i64,
         body_bytes: usize,
     ) {
+        self.add_entry(log_offset, size, tags_code, body_bytes);
+        match self.tags.iter_mut().find(|(code, _)| *code == tags_code) {
+            Some((_, end)) => *end = queue_end,
+            None => self.tags.push((tags_code, queue_end)),
+        }
+    }
+
+    /// Add a record, but for its tags code: of a call that may have thousands of these.
+    pub fn add_entry(&mut self, log_offset: i64, size: usize, tags_code: i64, body_bytes: usize) {
         self.entries.extend_from_slice(&log_offset.to_be_bytes());
         self.entries.extend_from_slice(&(size as i32).to_be_bytes());
         self.entries.extend_from_slice(&tags_code.to_be_bytes());
         self.log_end = log_offset + size as i64;
         self.body_bytes += body_bytes;
-        match self.tags.iter_mut().find(|(code, _)| *code == tags_code) {
-            Some((_, end)) => *end = queue_end,
-            None => self.tags.push((tags_code, queue_end)),
-        }
     }
 
     /// Queue entries, log offset behind the last record, bytes of the bodies, and tags; None without records.
@@ -171,6 +178,41 @@ impl Added {
         let entries = PyBytes::new(py, &self.entries);
         Some((entries, self.log_end, self.body_bytes, self.tags))
     }
+}
+
+/// The tags codes of records of one queue, each once. A call may have as many of them as records: a search in the list
+/// would take seconds then.
+#[derive(Default)]
+pub struct Codes {
+    pub list: Vec<i64>,
+    known: HashSet<i64>,
+}
+
+impl Codes {
+    pub fn add(&mut self, code: i64) {
+        if self.list.last() != Some(&code) && self.known.insert(code) {
+            self.list.push(code);
+        }
+    }
+
+    /// With the queue offset behind the last of the records.
+    pub fn with_end(self, queue_end: i64) -> Vec<(i64, i64)> {
+        self.list
+            .into_iter()
+            .map(|code| (code, queue_end))
+            .collect()
+    }
+}
+
+/// What records add to some queues, each with its number; those that get none are left out.
+pub fn numbered(py: Python<'_>, queues: Vec<Added>) -> PyResult<Bound<'_, PyList>> {
+    let list = PyList::empty(py);
+    for (number, added) in queues.into_iter().enumerate() {
+        if let Some((entries, log_end, body_bytes, tags)) = added.into_python(py) {
+            list.append((number, entries, log_end, body_bytes, tags))?;
+        }
+    }
+    Ok(list)
 }
 
 pub type QueuePart<'py> = (Bound<'py, PyBytes>, i64, usize, Vec<(i64, i64)>);
@@ -218,6 +260,27 @@ impl<'a> Target<'a> {
             topic_hash: topic_hash(topic_field.get(1..)?).ok()?,
         })
     }
+}
+
+/// What begins a call that stores requests in a system topic, on a log without leads: the host of their sender, the
+/// queue, and where the records stand. None if Python must decide.
+pub fn set_up<'a>(
+    born_host: &[u8],
+    topic_field: &'a [u8],
+    queue_offset: i64,
+    log_offset: i64,
+    store_time_ms: i64,
+) -> Option<([u8; HOST_V4_BYTES], Target<'a>, Place)> {
+    let place = Place {
+        log_offset,
+        lead: 0,
+        store_time_ms,
+    };
+    Some((
+        born_host.try_into().ok()?,
+        Target::of_system(topic_field, queue_offset)?,
+        place,
+    ))
 }
 
 /// What a record takes over from a request, or from another record.

@@ -4,12 +4,12 @@ use pyo3::buffer::{Element, PyBuffer};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-/// The bytes of a writable, contiguous buffer.
+/// The bytes (or numbers, which PyO3 has checked to be of this type, and aligned) of a writable, contiguous buffer.
 ///
 /// The slice lives as long as the borrowed buffer, which keeps the memory exported: neither an mmap nor a bytearray
 /// can be closed or resized meanwhile.
 #[allow(clippy::mut_from_ref)]
-pub fn writable<'a>(_py: Python<'a>, buffer: &'a PyBuffer<u8>) -> PyResult<&'a mut [u8]> {
+pub fn writable<'a, T: Element>(_py: Python<'a>, buffer: &'a PyBuffer<T>) -> PyResult<&'a mut [T]> {
     if buffer.readonly() || !buffer.is_c_contiguous() {
         return Err(PyValueError::new_err(
             "the page must be writable and contiguous",
@@ -20,7 +20,7 @@ pub fn writable<'a>(_py: Python<'a>, buffer: &'a PyBuffer<u8>) -> PyResult<&'a m
     // belong to its one thread, all other threads only read the files or sync them.
     Ok(
         unsafe {
-            std::slice::from_raw_parts_mut(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes())
+            std::slice::from_raw_parts_mut(buffer.buf_ptr().cast::<T>(), buffer.item_count())
         },
     )
 }
@@ -38,8 +38,7 @@ impl Writer<'_> {
     }
 }
 
-/// The bytes (or numbers, which PyO3 has checked to be of this type, and aligned) of a contiguous buffer, for as long as
-/// it is borrowed.
+/// The same of one that may be read-only, for as long as it is borrowed.
 pub fn readable<'a, T: Element>(_py: Python<'a>, buffer: &'a PyBuffer<T>) -> PyResult<&'a [T]> {
     if !buffer.is_c_contiguous() {
         return Err(PyValueError::new_err("the source must be contiguous"));

@@ -1,7 +1,7 @@
 //! A range of the log, checked record by record and folded into queue entries and index entries
 //! (`store.derived.follower`).
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use memchr::memchr;
 use pyo3::prelude::*;
@@ -10,6 +10,7 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use crate::entries::{Header, HEADER_BYTES};
 use crate::guard::or_doubt;
 use crate::index;
+use crate::packed::Codes;
 use crate::properties::{tags_code, topic_hash};
 use crate::record::{get_i32, get_i64, plain_parts};
 
@@ -56,14 +57,31 @@ pub fn plain(data: &[u8], at: usize, log_offset: i64, check_crc: bool) -> Option
     })
 }
 
-/// Whether the header of a Raft entry that belongs to `record` stands in front of it.
-fn has_header(data: &[u8], at: usize, record: &Plain<'_>) -> bool {
-    let begin = at.checked_sub(HEADER_BYTES);
-    let header = begin.and_then(|begin| Header::read(&data[begin..at]));
-    header.is_some_and(|header| {
-        header.position == record.log_offset - HEADER_BYTES as i64
-            && header.size == record.size + HEADER_BYTES
-    })
+/// The header of a Raft entry that belongs to `record` and stands in front of it.
+fn header_of(data: &[u8], at: usize, record: &Plain<'_>) -> Option<Header> {
+    let header = Header::read(&data[at.checked_sub(HEADER_BYTES)?..at])?;
+    (header.position == record.log_offset - HEADER_BYTES as i64
+        && header.size == record.size + HEADER_BYTES)
+        .then_some(header)
+}
+
+/// A Raft entry that others follow.
+struct Before {
+    index: i64,
+    term: i64,
+}
+
+impl Before {
+    fn of(header: &Header) -> Self {
+        Self {
+            index: header.index,
+            term: header.term,
+        }
+    }
+
+    fn is_followed_by(&self, header: &Header) -> bool {
+        self.index.checked_add(1) == Some(header.index) && header.term >= self.term
+    }
 }
 
 /// What records of one queue add to it.
@@ -74,12 +92,11 @@ struct Run<'py> {
     log_end: i64,
     next_offset: i64,
     entries: Vec<u8>,
-    tags_codes: Vec<i64>,
-    /// The same codes: a list with many takes too long to search.
-    known_codes: HashSet<i64>,
+    tags_codes: Codes,
 }
 
 type Scanned<'py> = (
+    usize,
     usize,
     usize,
     i64,
@@ -90,7 +107,7 @@ type Scanned<'py> = (
 
 /// Fold the plain records of known queues that follow each other from `at` on. See `ternmq/_native.pyi`.
 #[pyfunction]
-#[pyo3(signature = (data, at, *, begin, has_headers, check_crc, known, indexed))]
+#[pyo3(signature = (data, at, *, begin, has_headers, before, check_crc, known, indexed))]
 #[allow(clippy::too_many_arguments)]
 pub fn scan<'py>(
     py: Python<'py>,
@@ -98,23 +115,41 @@ pub fn scan<'py>(
     at: usize,
     begin: i64,
     has_headers: bool,
+    before: Option<(i64, i64)>,
     check_crc: bool,
     known: &Bound<'py, PyDict>,
     indexed: i64,
 ) -> PyResult<Scanned<'py>> {
     or_doubt(
-        || Ok((at, 0, 0, PyList::empty(py), PyBytes::new(py, b""), -1)),
+        || Ok((at, at, 0, 0, PyList::empty(py), PyBytes::new(py, b""), -1)),
         || {
             let lead = if has_headers { HEADER_BYTES } else { 0 };
-            let mut at = at;
+            let (mut at, mut last_at) = (at, at);
+            let checks_entries = before.is_some();
+            // A negative index is that of none.
+            let mut before = before
+                .filter(|(index, _)| *index >= 0)
+                .map(|(index, term)| Before { index, term });
             let mut runs: Vec<Run<'py>> = Vec::new();
             let mut numbers: HashMap<(&[u8], i32), usize> = HashMap::new();
             let mut last: Option<((&[u8], i32), usize)> = None;
             let mut keys: Vec<u8> = Vec::new();
             let (mut count, mut store_time_ms, mut keyed) = (0, 0, -1);
             while let Some(record) = plain(data, at, begin + at as i64, check_crc) {
-                if has_headers && !has_header(data, at, &record) {
-                    break;
+                let mut following = None;
+                if has_headers {
+                    let Some(header) = header_of(data, at, &record) else {
+                        break;
+                    };
+                    if checks_entries {
+                        let may_follow = before
+                            .as_ref()
+                            .is_none_or(|before| before.is_followed_by(&header));
+                        if !may_follow || !header.is_of(&data[at..at + record.size]) {
+                            break;
+                        }
+                        following = Some(Before::of(&header));
+                    }
                 }
                 let key = (record.topic_field, record.queue_id);
                 let number = match last {
@@ -139,8 +174,7 @@ pub fn scan<'py>(
                                 next_offset: queue.getattr("next_offset")?.extract()?,
                                 known: found,
                                 entries: Vec::new(),
-                                tags_codes: Vec::new(),
-                                known_codes: HashSet::new(),
+                                tags_codes: Codes::default(),
                             });
                             numbers.insert(key, runs.len() - 1);
                             runs.len() - 1
@@ -180,15 +214,15 @@ pub fn scan<'py>(
                     run.entries
                         .extend_from_slice(&(record.size as i32).to_be_bytes());
                     run.entries.extend_from_slice(&code.to_be_bytes());
-                    if run.tags_codes.last() != Some(&code) && run.known_codes.insert(code) {
-                        run.tags_codes.push(code);
-                    }
+                    run.tags_codes.add(code);
                     run.log_end = record.log_offset + record.size as i64;
                     run.next_offset += 1;
                 }
                 store_time_ms = record.store_time_ms;
                 count += 1;
+                last_at = at;
                 at += record.size + lead;
+                before = following.or(before);
             }
             let made = PyList::empty(py);
             for run in runs {
@@ -198,12 +232,13 @@ pub fn scan<'py>(
                         queue,
                         PyBytes::new(py, &run.entries),
                         run.log_end,
-                        run.tags_codes,
+                        run.tags_codes.list,
                     ))?;
                 }
             }
             Ok((
                 at,
+                last_at,
                 count,
                 store_time_ms,
                 made,

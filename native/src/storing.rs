@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
 use crate::packed::{
-    unless_it_panics, Added, Content, Packing, Place, ReplyForm, SendTerms, Target,
+    numbered, unless_it_panics, Added, Content, Packing, Place, ReplyForm, SendTerms, Target,
 };
 use crate::page::writable;
 use crate::record::HOST_V4_BYTES;
@@ -153,12 +153,7 @@ pub fn store_sends<'py>(
     let Some(made) = unless_it_panics(work).filter(|made| made.next > first) else {
         return Ok(None);
     };
-    let added = PyList::empty(py);
-    for (number, added_to) in made.added.into_iter().enumerate() {
-        if let Some((entries, log_end, body_bytes, tags)) = added_to.into_python(py) {
-            added.append((number, entries, log_end, body_bytes, tags))?;
-        }
-    }
+    let added = numbered(py, made.added)?;
     let packing = made.packing;
     Ok(Some((
         made.next,

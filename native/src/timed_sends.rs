@@ -8,8 +8,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::packed::{
-    unless_it_panics, Added, Content, Packing, Place, QueuePart, ReplyForm, SendTerms, SentCounts,
-    Target,
+    set_up, unless_it_panics, Added, Content, Packing, Place, QueuePart, ReplyForm, SendTerms,
+    SentCounts, Target,
 };
 use crate::page::writable;
 use crate::record::HOST_V4_BYTES;
@@ -167,10 +167,14 @@ pub fn store_timed_sends<'py>(
     queue_offset: i64,
     topic_field: &[u8],
 ) -> PyResult<Option<Made<'py>>> {
-    let (Ok(born_host), Some(target)) = (
-        born_host.try_into(),
-        Target::of_system(topic_field, queue_offset),
-    ) else {
+    let given = set_up(
+        born_host,
+        topic_field,
+        queue_offset,
+        log_offset,
+        store_time_ms,
+    );
+    let Some((born_host, target, place)) = given else {
         return Ok(None);
     };
     let Some(room) = writable(py, &page)?.get_mut(at..end) else {
@@ -178,11 +182,7 @@ pub fn store_timed_sends<'py>(
     };
     let call = Call {
         first,
-        place: Place {
-            log_offset,
-            lead: 0,
-            store_time_ms,
-        },
+        place,
         max_delay_ms,
         born_host,
         broker_name,

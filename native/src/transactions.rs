@@ -16,8 +16,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PySet};
 
 use crate::packed::{
-    unless_it_panics, Added, Content, Packing, Place, QueuePart, ReplyForm, SendTerms, SentCounts,
-    Target,
+    numbered, set_up, unless_it_panics, Added, Content, Packing, Place, QueuePart, ReplyForm,
+    SendTerms, SentCounts, Target,
 };
 use crate::page::{readable, writable};
 use crate::properties::{last_value, tags_code, topic_hash};
@@ -378,10 +378,14 @@ pub fn store_transactions<'py>(
     topic_field: &[u8],
     target: &Bound<'py, PyAny>,
 ) -> PyResult<Option<Made<'py>>> {
-    let (Ok(born_host), Some(halves)) = (
-        born_host.try_into(),
-        Target::of_system(topic_field, queue_offset),
-    ) else {
+    let given = set_up(
+        born_host,
+        topic_field,
+        queue_offset,
+        log_offset,
+        store_time_ms,
+    );
+    let Some((born_host, halves, place)) = given else {
         return Ok(None);
     };
     let run = &sends.run;
@@ -404,11 +408,6 @@ pub fn store_transactions<'py>(
         may_begin,
         may_end,
         halves,
-    };
-    let place = Place {
-        log_offset,
-        lead: 0,
-        store_time_ms,
     };
     let terms = Terms {
         half: half_terms,
@@ -458,12 +457,7 @@ pub fn store_transactions<'py>(
     let Some(made) = made.filter(|made| made.next > first) else {
         return Ok(None);
     };
-    let messages = PyList::empty(py);
-    for (number, added) in made.messages.into_iter().enumerate() {
-        if let Some((entries, log_end, body_bytes, tags)) = added.into_python(py) {
-            messages.append((number, entries, log_end, body_bytes, tags))?;
-        }
-    }
+    let messages = numbered(py, made.messages)?;
     let packing = made.packing;
     Ok(Some((
         made.next,

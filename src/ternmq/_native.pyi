@@ -1,5 +1,6 @@
 """Compiled kernels (``native/``); see ``ternmq.kernels``. Buffers are read and written in place."""
 
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Self, final
 
@@ -26,6 +27,21 @@ def index_put(
     """Write such entries to an index file, from entry ``number`` on: slots in use, begin time, and the begin offset or
     -1 if it did not change. ``ValueError`` if they do not fit; then nothing is written."""
 
+def check_chain(
+    entries: bytes, newest: array[int], *, number: int, low: int, high: int
+) -> tuple[int, int, bool] | None:
+    """Check entries of an index file, the first of which has ``number``. ``newest`` has the newest entry of each slot,
+    and gets theirs.
+
+    Returns how many do not name the entry that was the newest of their slot, the number of the first of them, and
+    whether their log offsets never decrease from ``low`` up to ``high``. None if there are no slots, or numbers are too
+    large; then nothing is noted.
+    """
+
+def count_same(made: bytes, at: int, entries: bytes, entries_at: int) -> int:
+    """How many entries from two positions on have the same hash and log offset: those that ``index_entries`` makes, and
+    those of an index file."""
+
 def expand_batch(
     page: Page,
     at: int,
@@ -33,6 +49,7 @@ def expand_batch(
     data: bytes,
     *,
     log_offset: int,
+    lead: int,
     queue_id: int,
     queue_offset: int,
     store_time_ms: int,
@@ -43,12 +60,12 @@ def expand_batch(
     more_properties: bytes,
     body_bytes_max: int,
     record_bytes_max: int,
-) -> tuple[list[int], int, bytes, list[int], bytes] | int | None:
-    """Pack the messages of a batch as records into the page, between ``at`` and ``end``.
+) -> tuple[list[int], tuple[bytes, int, int, list[tuple[int, int]]], bytes] | int | None:
+    """Pack the messages of a batch as records into the page, between ``at`` and ``end``, ``lead`` bytes between them.
 
-    Returns their log offsets, the offset behind the last, their queue entries, each of their tags codes once, and
-    their index entries as ``index_entries`` makes them. The bytes that they need if there is no room, None if the batch
-    is not plain or not whole; then nothing is written.
+    Returns their log offsets, what they add to their queue as ``store_sends`` tells it, and their index entries as
+    ``index_entries`` makes them. The bytes that they need if there is no room, None if the batch is not plain or not
+    whole; then nothing is written.
     """
 
 def deliver(
@@ -61,6 +78,7 @@ def deliver(
     waiting_at: list[int],
     *,
     log_offset: int,
+    lead: int,
     store_time_ms: int,
     store_host: bytes,
     delivered: bytes,
@@ -68,14 +86,23 @@ def deliver(
     record_bytes_max: int,
     own: dict[bytes, tuple[str, int]],
     table: dict[tuple[str, int], Any],
-) -> tuple[int, int, list[tuple[Any, bytes, int, list[int]]], bytes, bytes, bytes | None]:
-    """Write waiting records again under their own topics, into the page between ``at`` and ``end``.
+) -> tuple[
+    int,
+    tuple[int, int],
+    list[tuple[Any, tuple[bytes, int, int, list[tuple[int, int]]]]],
+    bytes,
+    bytes,
+    bytes | None,
+]:
+    """Write waiting records again under their own topics, into the page between ``at`` and ``end``, ``lead`` bytes
+    between them.
 
     The records stand in ``source`` at ``places``, have ``sizes``, and wait at the log offsets ``waiting_at``; the
     source may be the same page. ``own`` tells which queue the text of topic and queue means, ``table`` has the queues.
     It stops at the first record that is not plain, not whole, not of the hour, or has no room. Returns how many were
-    written, the log offset behind them, the rest of ``store.log.made.Made``, and the text of a queue that ``own`` does
-    not have, if it stopped because of it.
+    written; the log offset behind them, and of the last; for each queue with new entries the queue, and what they add
+    to it as ``store_sends`` tells it; index entries; 16 bytes for each record, its log offset and that of the record
+    that it closes; and the text of a queue that ``own`` does not have, if it stopped because of it.
     """
 
 def has_sound_entries(data: bytes) -> bool:
@@ -279,17 +306,19 @@ def scan(
     *,
     begin: int,
     has_headers: bool,
+    before: tuple[int, int] | None,
     check_crc: bool,
     known: dict[tuple[bytes, int], Any],
     indexed: int,
-) -> tuple[int, int, int, list[tuple[Any, bytes, int, list[int]]], bytes, int]:
+) -> tuple[int, int, int, int, list[tuple[Any, bytes, int, list[int]]], bytes, int]:
     """Check and fold the plain records of known queues that follow each other from ``at`` on; with ``has_headers`` each
-    behind the header of its Raft entry, which is checked, too.
+    behind the header of its Raft entry, which is checked, too. With ``before`` so are the CRCs of whole records, and
+    that entries follow each other, the first one that with this index and term (any, if the index is negative).
 
     ``known`` has (topic with its length, queue id) → (queue, …). Returns: position of the first record that is not
-    plain (or behind the last); how many were; the store time of the last; for each queue with new entries the queue,
-    its entries, the log offset behind them and their tags codes; index entries of records behind ``indexed``; and the
-    log offset of the last of these, or -1.
+    plain (or behind the last), and that of the last one that was; how many were; the store time of the last; for each
+    queue with new entries the queue, its entries, the log offset behind them and their tags codes; index entries of
+    records behind ``indexed``; and the log offset of the last of these, or -1.
     """
 
 def seal_entries(page: Page, at: int, end: int, index: int, term: int, position: int) -> bytes | None:
@@ -457,6 +486,7 @@ def store_ops(
     closed: Sequence[int],
     *,
     log_offset: int,
+    lead: int,
     queue_offset: int,
     born_time_ms: int,
     born_host: bytes,
@@ -464,7 +494,8 @@ def store_ops(
     store_host: bytes,
     topic_field: bytes,
 ) -> tuple[int, tuple[bytes, int, int, list[tuple[int, int]]]] | None:
-    """Pack an op record for each of the halves ``closed`` into the page, between ``at`` and ``end``.
+    """Pack an op record for each of the halves ``closed`` into the page, between ``at`` and ``end``, ``lead`` bytes
+    between them.
 
     Returns the log offset of the last record, and what they add to their queue, as ``store_sends`` tells it. None if
     they do not all fit, or a host is not IPv4; then nothing is written.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import ExitStack
+from random import Random
 from typing import Any
 from unittest import mock
 
@@ -16,13 +18,15 @@ from ternmq.delay import timer as timer_module
 from ternmq.delay.hour_files import ENTRY_BYTES
 from ternmq.delay.quick import DueRewriter, Spans
 from ternmq.delay.timer import Timer
-from ternmq.errors import TernError
+from ternmq.errors import NotRunning, TernError
 from ternmq.kernels import HAS_NATIVE
 from ternmq.message import TIMER_PROPERTIES
 from ternmq.names import WHEEL_TOPIC
+from ternmq.raft import log as raft_log_module
+from ternmq.raft.log import RaftLog, RaftPaths
 from ternmq.store.derived import follower, index
 from ternmq.store.log.draft import Draft
-from ternmq.store.log.made import Made, Maker
+from ternmq.store.log.run import PackedRun, PackingRoom, RunPacker
 from ternmq.wire.record import pack_host
 from tests.delay.timers import ROOT, TimerWorld
 from tests.delay.world import in_virtual_time
@@ -95,7 +99,7 @@ def put(world: TimerWorld, number: int, what: tuple[object, ...]) -> None:
 
 
 async def files_after(messages: list[tuple[object, ...]], *, from_log: bool) -> object:
-    ratio = {} if from_log else {"access_message_in_memory_max_ratio": 0}
+    ratio: dict[str, Any] = {} if from_log else {"access_message_in_memory_max_ratio": 0}
     world = TimerWorld(mapped_file_size_commit_log=8192, max_index_num=1000, max_hash_slot_num=100, **ratio)
     world.start()
     for number, message in enumerate(messages):
@@ -127,6 +131,67 @@ def test_the_files_are_those_of_the_python_version(messages: list[tuple[object, 
         stack.enter_context(mock.patch.object(delivery, "quick_delivery", return_value=None))
         the_long_way = in_virtual_time(files_after(messages, from_log=from_log))
     assert the_long_way == by_python == by_kernel
+
+
+def raft_log(world: TimerWorld) -> RaftLog:
+    paths = RaftPaths.of(world.config, "n0")
+    log = RaftLog(world.disk, paths, segment_bytes=world.config.mapped_file_size_commit_log, index_file_bytes=64 << 10)
+    log.term = 1
+    return log
+
+
+async def group_after(messages: list[tuple[object, ...]], seed: int) -> object:
+    """What a leader has whose entries are confirmed or taken back some time later."""
+    world = TimerWorld(make_log=raft_log, mapped_file_size_commit_log=8192, max_index_num=1000, max_hash_slot_num=100)
+    world.start()
+    log, choose, states = world.store.log, Random(seed), []
+    assert isinstance(log, RaftLog)
+    for number, message in enumerate(messages):
+        put(world, number, message)
+    world.store.confirm(world.store.written)
+    log.note_committed(log.last_index)
+    for _ in range(24):
+        await asyncio.sleep(choose.choice((0, 0.05, 0.4)))
+        index = choose.randint(log.committed, log.last_index)
+        if choose.random() < 0.2 and index < log.last_index:
+            await world.end_term()
+            world.store.truncate(log.cut_before(index + 1), NotRunning("another broker leads"))
+            world.begin_term()
+        elif (end := log.end_of(index)) is not None and index >= 0:
+            world.store.confirm(end)
+            log.note_committed(index)
+        states.append(
+            (log.last_index, world.store.dispatched, world.schedule.waiting, dict(world.schedule.topics_waiting))
+        )
+    for _ in range(20):
+        await asyncio.sleep(0.5)
+        world.store.confirm(world.store.written)
+    assert not world.schedule.in_flight
+    counts: dict[str, tuple[int, int]] = {}
+    for topic, count, size in world.counted:
+        counts[topic] = counts.get(topic, (0, 0))[0] + count, counts.get(topic, (0, 0))[1] + size
+    await world._tasks.close()
+    world.store.close()
+    world.schedule.close()
+    index_files = content(world.disk, ROOT / "index")
+    others = {path: data for path, data in content(world.disk, ROOT).items() if path not in index_files}
+    return states, counts, others, list(index_files.values())
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(drafts, max_size=40), st.integers(0, 1 << 30))
+@example([(("orders", 0, 500 - number, "TAGS\x01a\x02"), b"hello", BORN, 0, 0) for number in range(30)], 1)
+@example([(("orders", number % 3, 100, ""), b"hello", BORN, 0, 0) for number in range(30)], 2)
+def test_a_leader_of_a_group_delivers_what_the_python_version_delivers(
+    messages: list[tuple[object, ...]], seed: int
+) -> None:
+    """I2, P2: deliveries are confirmed, in part or all, or taken back; then another term delivers what waits."""
+    by_kernel = in_virtual_time(group_after(messages, seed))
+    with ExitStack() as stack:
+        for module in (delivery, hour_files, timer_module, schedule_log, follower, index, raft_log_module):
+            stack.enter_context(mock.patch.object(module, "HAS_NATIVE", False))
+        by_python = in_virtual_time(group_after(messages, seed))
+    assert by_python == by_kernel
 
 
 def copies_of(messages: list[tuple[object, ...]], cuts: list[int]) -> list[object]:
@@ -184,24 +249,31 @@ def test_recovery_and_a_replica_fold_what_the_master_folded(
     assert by_kernel[0] == by_kernel[1]
 
 
-def test_ordinary_messages_are_delivered_by_the_kernel() -> None:
-    """I2: all but the first of each queue, which makes the queue."""
+@pytest.mark.parametrize("make_log", [None, raft_log])
+def test_ordinary_messages_are_delivered_by_the_kernel(make_log: Callable[[TimerWorld], RaftLog] | None) -> None:
+    """I2, P2: all but the first of each queue, which makes the queue; though others are in flight."""
 
     async def program() -> None:
-        world = TimerWorld(mapped_file_size_commit_log=1 << 20)
+        world = TimerWorld(mapped_file_size_commit_log=1 << 20, make_log=make_log)
         world.start()
         made = []
-        put_made = world.store.put_made
+        put_packed = world.store.put_packed
 
-        def counted(make: Maker) -> int:
-            made.append(put_made(make))
-            return made[-1]
+        def counted(pack: RunPacker, *, answers_at_once: bool = True) -> bool:
+            def noted(room: PackingRoom) -> PackedRun | None:
+                packed = pack(room)
+                made.append(sum(part.record_count for part in packed.parts) if packed is not None else 0)
+                return packed
 
-        world.store.put_made = counted
+            return put_packed(noted, answers_at_once=answers_at_once)
+
+        world.store.put_packed = counted
         for number in range(2):
             for _ in range(40):
                 assert world.send(1_000 + number)
+            world.store.confirm(world.store.written)
             await asyncio.sleep(3)
+        world.store.confirm(world.store.written)
         world.check_complete()
         assert 40 == made[-1]
         await world.stop()
@@ -224,17 +296,17 @@ def test_what_is_prepared_is_in_proportion_to_what_is_delivered(
     """I3: the kernel stops at each unusual message, and what it was given behind that was read in vain."""
     monkeypatch.setattr("ternmq.delay.quick._OWN_MAX", own_max)
     count, prepared = 600, 0
-    make = DueRewriter.make
+    pack = DueRewriter.pack
 
-    def counted(self: DueRewriter, spans: Spans, *arguments: Any) -> Made | None:
+    def counted(self: DueRewriter, spans: Spans, *arguments: Any) -> PackedRun | None:
         nonlocal prepared
         prepared += len(spans.places)
-        return make(self, spans, *arguments)
+        return pack(self, spans, *arguments)
 
-    monkeypatch.setattr(DueRewriter, "make", counted)
+    monkeypatch.setattr(DueRewriter, "pack", counted)
 
     async def program() -> None:
-        ratio = {} if from_log else {"access_message_in_memory_max_ratio": 0}
+        ratio: dict[str, Any] = {} if from_log else {"access_message_in_memory_max_ratio": 0}
         world = TimerWorld(mapped_file_size_commit_log=1 << 20, **ratio)
         world.start()
         for number in range(count):

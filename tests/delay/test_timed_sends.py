@@ -18,8 +18,7 @@ from ternmq.errors import StoreError
 from ternmq.kernels import HAS_NATIVE, native
 from ternmq.message import TIMER_PROPERTIES
 from ternmq.names import WHEEL_TOPIC
-from ternmq.store.derived.index import _MADE
-from ternmq.store.derived.key_hash import KeyHashes
+from ternmq.store.derived.key_hash import MADE_ENTRY, KeyHashes
 from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.log.draft import Draft
 from ternmq.store.store import MessageStore
@@ -136,7 +135,7 @@ def check(data: bytes) -> bool:
     assert (LOG_OFFSET, size, tags_code(message.properties)) == ENTRY.unpack_from(entries)
     keyed = [(WHEEL_TOPIC, message.properties, LOG_OFFSET, NOW_MS)]
     count = len(KeyHashes().entries(keyed))
-    assert KeyHashes().entries(keyed) == [*_MADE.iter_unpack(keys)][:count]
+    assert KeyHashes().entries(keyed) == [*MADE_ENTRY.iter_unpack(keys)][:count]
     unique_key = find(text, "UNIQ_KEY")
     assert unique_key
     handle = waits.handle(message, LOG_OFFSET, unique_key)

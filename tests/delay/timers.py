@@ -23,6 +23,7 @@ from ternmq.delay.recalls import Recalls
 from ternmq.delay.schedule_log import ScheduleLog
 from ternmq.delay.timer import Timer
 from ternmq.errors import IllegalOperation, NotRunning, StoreError
+from ternmq.store.log.protocol import Log
 from ternmq.store.store import MessageStore
 from ternmq.tasks import Tasks
 from ternmq.testing.clock import SimulatedClock
@@ -65,13 +66,17 @@ class WrongDelivery(AssertionError):
 class TimerWorld:
     """A world in which messages wait."""
 
-    def __init__(self, seed: int = 0, **changes: Any) -> None:
+    def __init__(self, seed: int = 0, *, make_log: Callable[[TimerWorld], Log] | None = None, **changes: Any) -> None:
+        """``make_log`` makes a log that is not a plain one."""
         self.random = Random(seed)
         self.clock = SimulatedClock(asyncio.get_running_loop())
         self.disk = SimulatedDisk(page_bytes=512, now_ms=self.clock.now_ms)
         self.config = small_config(ROOT, **{"mapped_file_size_commit_log": 16_384, **changes})
+        self._make_log = make_log
         self.sent: dict[str, Sent] = {}
         self.delivered: dict[str, list[Delivered]] = {topic: [] for topic in TOPICS}
+        #: What was told of deliveries: topics, messages, bytes.
+        self.counted: list[tuple[str, int, int]] = []
         #: Set when the power was cut inside a task.
         self.died = asyncio.Event()
         self._tasks = Tasks()
@@ -84,7 +89,13 @@ class TimerWorld:
         alarm = Alarm()
         self.schedule = ScheduleLog(self.disk, ROOT, ring=alarm.ring)
         self.store = MessageStore.open(
-            self.config, store_host=HOST, clock=self.clock, disk=self.disk, derived=(self.schedule,), threads=False
+            self.config,
+            store_host=HOST,
+            clock=self.clock,
+            disk=self.disk,
+            derived=(self.schedule,),
+            threads=False,
+            log=self._make_log(self) if self._make_log is not None else None,
         )
         self.timer = Timer(
             clock=self.clock,
@@ -94,12 +105,25 @@ class TimerWorld:
             announce=self.schedule.announce,
         )
         self.recalls = Recalls(self.schedule, clock=self.clock, broker_name="a")
-        self.delivery = Delivery(self.store, self.schedule, alarm, clock=self.clock, count=lambda *_: None)
+        self._alarm = alarm
         self._forget_lost()
         self._tasks = Tasks()
-        self._run(self.delivery.run)
+        self.begin_term()
         self._run(partial(_every, 1.0, self.store.flush_when_due))
         self._run(partial(_every, 2.0, self._tick))
+
+    def begin_term(self) -> None:
+        """From now on this broker delivers."""
+        self.delivery = Delivery(
+            self.store, self.schedule, self._alarm, clock=self.clock, count=lambda *what: self.counted.append(what)
+        )
+        self._run(self.delivery.run)
+
+    async def end_term(self) -> None:
+        """What is not confirmed may be taken back now."""
+        self.delivery.stop(NotRunning("another broker leads"))
+        await self._tasks.close()
+        self._tasks = Tasks()
 
     def _run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         async def guarded() -> None:

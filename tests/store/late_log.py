@@ -39,7 +39,6 @@ class LateLog:
     """Implements ``ternmq.store.log.protocol.Log``."""
 
     confirms_at_once: Final = False
-    has_checked_leads: Final = False
     lead: Final = LEAD_BYTES
 
     def __init__(self, disk: Disk, directories: LogPaths, *, segment_bytes: int, confirmed_path: Path) -> None:
@@ -110,6 +109,12 @@ class LateLog:
 
     def is_sealed(self, lead: bytes, log_offset: int, size: int, /) -> bool:
         return lead == lead_of(log_offset, size)
+
+    def entry_before(self, position: int, /) -> tuple[int, int] | None:
+        raise AssertionError("these are no entries of Raft")
+
+    def note_checked(self, lead: bytes, /) -> None:
+        raise AssertionError("these are no entries of Raft")
 
     # --- The same as of a plain log -----------------------------------------------------------------------------
 

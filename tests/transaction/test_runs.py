@@ -14,8 +14,7 @@ from ternmq.errors import CorruptRecord
 from ternmq.kernels import HAS_NATIVE, native
 from ternmq.message import Outcome
 from ternmq.names import HALF_TOPIC, OP_HALF_TOPIC, is_internal_topic
-from ternmq.store.derived.index import _MADE
-from ternmq.store.derived.key_hash import KeyHashes
+from ternmq.store.derived.key_hash import MADE_ENTRY, KeyHashes
 from ternmq.store.log.draft import Draft
 from ternmq.store.store import MessageStore
 from ternmq.transaction import half as halves
@@ -123,7 +122,7 @@ def packed(draft: Draft, *, log_offset: int, queue_offset: int) -> bytes:
 
 def check_index(keys: bytes, draft: Draft, log_offset: int) -> None:
     expected = KeyHashes().entries([(draft.topic, draft.properties, log_offset, TIME_MS)])
-    assert expected == [*_MADE.iter_unpack(keys)]
+    assert expected == [*MADE_ENTRY.iter_unpack(keys)]
 
 
 def check_half(properties: str, *, topic: str = "orders", number: str = "0") -> bool:

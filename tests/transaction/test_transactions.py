@@ -341,9 +341,9 @@ def test_many_ops_that_found_no_space_are_written_in_several_turns(monkeypatch: 
         def full(*_arguments: Any, **_options: Any) -> Any:
             raise DiskFull("the disk is full")
 
-        def counted(pack: Any) -> bool:
+        def counted(pack: Any, *, answers_at_once: bool = True) -> bool:
             nonlocal batches
-            is_put = put_packed(pack)
+            is_put = put_packed(pack, answers_at_once=answers_at_once)
             batches += is_put
             return is_put
 

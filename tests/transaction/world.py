@@ -119,9 +119,9 @@ class World:
             count()
             return put_batch(*arguments, **options)
 
-        def counted_packed(pack: RunPacker) -> bool:
+        def counted_packed(pack: RunPacker, *, answers_at_once: bool = True) -> bool:
             count()
-            return put_packed(pack)
+            return put_packed(pack, answers_at_once=answers_at_once)
 
         self.store.put = counted  # the places where processes die
         self.store.put_batch = counted_batch

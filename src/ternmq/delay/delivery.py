@@ -40,7 +40,7 @@ from ternmq.errors import NotRunning, RecordRefused, StoreError, TernError
 from ternmq.kernels import HAS_NATIVE
 from ternmq.message import Property
 from ternmq.store.log.draft import Draft
-from ternmq.store.log.made import Made, PackingRoom
+from ternmq.store.log.run import PackedRun, PackingRoom, RunPart
 from ternmq.store.store import MessageStore
 from ternmq.wire import properties as props
 from ternmq.wire.record import PROPERTIES_BYTES_MAX, Record, Sysflag
@@ -344,22 +344,27 @@ class Delivery:
         self, files: HourFiles, wheel: HourWheel, numbers: list[int], now_ms: int, bytes_max: int
     ) -> int:
         """``_deliver_together`` by a compiled kernel; 0 if it leaves the first one to Python."""
-        if not HAS_NATIVE or self._schedule.in_flight:
+        in_flight, log_offsets = self._schedule.in_flight, wheel.log_offsets
+        if not HAS_NATIVE or (in_flight and any(log_offsets[number] in in_flight for number in numbers)):
             return 0
-        self._schedule.announce_deliveries(files.hour)
         marked, delivered = files.closed_count, delivered_at(now_ms).encode()
+        parts: list[RunPart] = []
 
-        bodies: list[tuple[str, int, int]] = []
-
-        def make(room: PackingRoom) -> Made | None:
+        def pack(room: PackingRoom) -> PackedRun | None:
             spans = self._spans(files, wheel, numbers, bytes_max)
-            made = self._rewriter.make(spans, files.hour, delivered, room) if spans is not None else None
-            bodies[:] = made.bodies(room) if made is not None else ()
-            return made
+            packed = self._rewriter.pack(spans, files.hour, delivered, room) if spans is not None else None
+            if packed is not None:
+                parts.extend(packed.parts)
+            return packed
 
-        done = self._store.put_made(make)
-        for each in bodies:
-            self._count(*each)
+        if not self._store.put_packed(pack, answers_at_once=False):
+            return 0
+        for part in parts:
+            self._count(part.queue.topic, part.record_count, part.body_bytes)
+        done = sum(part.record_count for part in parts)
+        if self._store.dispatched < self._store.written:
+            # A log that confirms later folds their closing marks then.
+            in_flight.update((log_offsets[number], None) for number in numbers[:done])
         self._note_done(files, wheel, numbers[:done], marked)
         return done
 

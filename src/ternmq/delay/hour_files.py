@@ -316,7 +316,7 @@ class HourFiles:
 
     def closed(self, first: int, count: int) -> array[int]:
         """Log offsets of closed records, in the order in which they were closed."""
-        return _words(self._closed.read(first * MARK_BYTES, count * MARK_BYTES))[1::2]
+        return closed_by(self._closed.read(first * MARK_BYTES, count * MARK_BYTES))
 
     def record(self, entry: IndexLine) -> bytes:
         """A whole record."""
@@ -422,6 +422,11 @@ class HourFiles:
             else:
                 high = middle
         return low
+
+
+def closed_by(marks: bytes) -> array[int]:
+    """Log offsets of the records that some marks close."""
+    return _words(marks)[1::2]
 
 
 def _entry(line: bytes) -> IndexLine | None:

@@ -17,8 +17,9 @@ from ternmq import names
 from ternmq.delay.due import own_queue, queue_of
 from ternmq.kernels import native
 from ternmq.message import Property
+from ternmq.store.derived.parts import Closings
 from ternmq.store.log.draft import FIRST, Draft
-from ternmq.store.log.made import Made, PackingRoom
+from ternmq.store.log.run import PackedRun, PackingRoom, RunPart
 from ternmq.types import Buffer
 from ternmq.wire.record import (
     CRC_MASK,
@@ -73,13 +74,13 @@ class DueRewriter:
         self._own: dict[bytes, tuple[str, int]] = {}
         self._own_bytes = 0
 
-    def make(self, spans: Spans, hour: int, delivered: bytes, room: PackingRoom) -> Made | None:
+    def pack(self, spans: Spans, hour: int, delivered: bytes, room: PackingRoom) -> PackedRun | None:
         """Deliver records of one hour, up to the first with which something is unusual. None if that is the first.
 
         ``delivered`` comes from ``delivered_at``.
         """
         while True:
-            count, end_offset, runs, keys, marks, unknown = native.deliver(
+            count, (end_offset, last_offset), runs, keys, marks, unknown = native.deliver(
                 room.page,
                 room.at,
                 room.end,
@@ -88,17 +89,22 @@ class DueRewriter:
                 spans.sizes,
                 spans.log_offsets,
                 log_offset=room.log_offset,
+                lead=room.lead,
                 store_time_ms=room.store_time_ms,
                 store_host=room.store_host,
                 delivered=delivered,
                 hour=hour,
-                record_bytes_max=room.record_bytes_max,
+                record_bytes_max=room.unchecked_bytes_max,
                 own=self._own,
                 table=room.table,
             )
             is_learned = unknown is not None and self._learn(unknown)
             if count:
-                return Made(count, end_offset, runs, keys, marks)
+                parts = [RunPart(queue, *added) for queue, added in runs]
+                topics: dict[str, int] = {}
+                for part in parts:
+                    topics[part.queue.topic] = topics.get(part.queue.topic, 0) + part.record_count
+                return PackedRun(end_offset, last_offset, parts, keys, Closings(marks, end_offset, topics, hour))
             if not is_learned:
                 return None
 

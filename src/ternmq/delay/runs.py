@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ternmq import names
 from ternmq.kernels import native
-from ternmq.store.log.made import PackingRoom
-from ternmq.store.log.run import PackedRun, RunPart
+from ternmq.store.log.run import PackedRun, PackingRoom, RunPart
 
 if TYPE_CHECKING:
     from ternmq._native import ReplyForm, Sends, SendTerms

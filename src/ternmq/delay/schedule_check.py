@@ -15,6 +15,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 from ternmq.delay.due import HOUR_MS, stored_place, stored_waiting
 from ternmq.delay.hour_files import HourFiles, IndexLine
@@ -69,7 +70,9 @@ def summary(view: StoreView) -> ScheduleSummary:
 
 
 class ScheduleCheck:
-    """Told each record of the log (``store.inspect.verify.Check``)."""
+    """Told records of the log (``store.inspect.verify.Check``)."""
+
+    topics: Final = (WHEEL_TOPIC,)
 
     def __init__(self, view: StoreView) -> None:
         self._view = view

@@ -47,6 +47,7 @@ from ternmq.delay.hour_files import (
     EntryKind,
     HourFiles,
     IndexLine,
+    closed_by,
     hour_name,
     parse_hour_name,
 )
@@ -162,8 +163,6 @@ class ScheduleLog:
         #: Records that this node closes as master, while the record that says so is not folded yet; with slot and
         #: topic, if they are known.
         self.in_flight: dict[int, tuple[int, str] | None] = {}
-        #: The hour of the messages that are delivered next, all at once.
-        self._delivered_hour = 0
         #: The properties of the record that is stored next, and what they say.
         self._announced: tuple[str, Waiting | None] = ("", None)
         #: Hours to remove, and their counts.
@@ -174,10 +173,6 @@ class ScheduleLog:
     def announce(self, properties: str, waiting: Waiting) -> None:
         """Tell what the properties of a record say that is about to be stored, so that they are not read again."""
         self._announced = properties, waiting
-
-    def announce_deliveries(self, hour: int) -> None:
-        """Tell of which hour the messages are that are delivered next, all at once (``fold_closings``)."""
-        self._delivered_hour = hour
 
     # --- Derived ------------------------------------------------------------------------------------------------
 
@@ -299,9 +294,15 @@ class ScheduleLog:
         self._buffer(files, MARK_BYTES)
 
     def fold_closings(self, closings: Closings) -> None:
-        """Take in records that deliver messages of one hour (``announce_deliveries``)."""
-        marks, files = closings.marks, self._hours[self._delivered_hour]
+        """Take in records that deliver messages of one hour."""
+        marks, files = closings.marks, self._hours.get(closings.hour)
         self._note_fold(int.from_bytes(marks[:8], "big"))
+        if self.in_flight:
+            for closed in closed_by(marks):
+                self.in_flight.pop(closed, None)
+        if files is None:
+            # It was removed.
+            return
         files.close_all(marks)
         self._last_folded = files.last_closing
         for topic, count in closings.topics.items():

@@ -423,26 +423,31 @@ class RaftLog:
         place = unpack_entry_header(lead)
         if place is None or (place.position, place.end) != (log_offset - ENTRY_HEADER_BYTES, log_offset + size):
             return False
-        seen = self._seen
-        if (
-            seen is not None
-            and place.position in (seen.end, seen.end + -seen.end % self.segment_bytes)
-            and (place.index != seen.index + 1 or place.term < seen.term)
-        ):
+        before = self.entry_before(place.position)
+        if before is None:
+            return True
+        index, term = before
+        if index >= 0 and (place.index != index + 1 or place.term < term):
             # DLedger leaves what it truncates in its files: it may follow the last entry as if it belonged there.
             return False
-        if not self._is_open:
-            # Entries that arrive are checked before they are taken; what was read from the disk is checked here.
-            entry = self._plain.view(place.position, place.size)
-            if entry is not None and not is_record_whole(entry):
-                return False
-            self._seen = place
+        entry = self._plain.view(place.position, place.size)
+        if entry is not None and not is_record_whole(entry):
+            return False
+        self._seen = place
         return True
 
-    @property
-    def has_checked_leads(self) -> bool:
-        # What was read from the disk is checked by ``is_sealed``.
-        return self._is_open
+    def entry_before(self, position: int, /) -> tuple[int, int] | None:
+        if self._is_open:
+            # Entries that arrive are checked before they are taken. What is read from the disk is checked then.
+            return None
+        seen = self._seen
+        if seen is None or position not in (seen.end, seen.end + -seen.end % self.segment_bytes):
+            return -1, 0
+        return seen.index, seen.term
+
+    def note_checked(self, lead: bytes, /) -> None:
+        if not self._is_open:
+            self._seen = unpack_entry_header(lead)
 
     def close(self) -> None:
         if self._is_open:

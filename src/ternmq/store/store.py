@@ -112,24 +112,21 @@ class MessageStore:
             before_reserve=upkeep.catch_up,
             wake=upkeep.wake,
             is_batch=is_batch,
-            dispatch_made=loaded.dispatcher.fresh_rewrites if self._log.confirms_at_once else None,
         )
         #: Append one record and dispatch it; see ``RecordWriter.put``. (A method of ours would be one more call.)
         self.put = self._writer.put
         #: Append and dispatch records of any queues; see ``RecordWriter.put_all``.
         self.put_all = self._writer.put_all
-        #: Append and dispatch records that a compiled kernel packs; see ``RecordWriter.put_made``.
-        self.put_made = self._writer.put_made
         self._batches = BatchWriter(
             self._log,
             intake.fresh_batch,
+            intake.fresh_run,
             store_host=store_host,
             now_ms=clock.now_ms,
             queue_of=self._writer.queue_of,
             reserve=self._writer.reserve,
             limits=self._writer.limits,
             wake=upkeep.wake,
-            dispatch_made=loaded.dispatcher.fresh_made if self._log.confirms_at_once else None,
         )
         #: Append messages of one queue that stay together in one segment: all, or none. See ``BatchWriter.put``.
         self.put_batch = self._batches.put
@@ -147,7 +144,7 @@ class MessageStore:
         )
         #: Append sends of one read, as far as they are plain. See ``RunWriter.put``.
         self.put_run = self._runs.put
-        #: Append records that a kernel makes of such sends. See ``RunWriter.put_packed``.
+        #: Append records that a kernel packs by itself. See ``RunWriter.put_packed``.
         self.put_packed = self._runs.put_packed
         #: What both need to know of all sends. See ``RunWriter.terms``.
         self.run_terms = self._runs.terms

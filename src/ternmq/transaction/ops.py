@@ -1,7 +1,6 @@
 """Op records, which close halves (J1): one at once, or those of a turn together.
 
-Together, a kernel packs them where compiled kernels are used, and the log confirms records at once. Else they are a
-batch. Both leave the same bytes.
+Together, a kernel packs them where compiled kernels are used. Else they are a batch. Both leave the same bytes.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ from collections.abc import Sequence
 from ternmq import names
 from ternmq.env import Clock
 from ternmq.kernels import HAS_NATIVE, native
-from ternmq.store.log.made import PackingRoom
-from ternmq.store.log.run import PackedRun, RunPart
+from ternmq.store.log.run import PackedRun, PackingRoom, RunPart
 from ternmq.store.store import MessageStore
 from ternmq.transaction import half as halves
 from ternmq.transaction.half import QUEUE_ID
@@ -46,7 +44,8 @@ class OpWriter:
                 room.end,
                 queue_offsets,
                 log_offset=room.log_offset,
-                queue_offset=queue.next_offset,
+                lead=room.lead,
+                queue_offset=queue.assigned,
                 born_time_ms=now_ms,
                 born_host=self._host,
                 store_time_ms=room.store_time_ms,
@@ -59,7 +58,7 @@ class OpWriter:
             part = RunPart(queue, *added)
             return PackedRun(part.log_end, last_offset, [part], b"")
 
-        if HAS_NATIVE and self._store.put_packed(pack):
+        if HAS_NATIVE and self._store.put_packed(pack, answers_at_once=False):
             return
         self._store.put_batch(
             names.OP_HALF_TOPIC,

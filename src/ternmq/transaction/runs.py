@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ternmq import names
 from ternmq.kernels import native
 from ternmq.store.derived.queue import ConsumeQueue
-from ternmq.store.log.made import PackingRoom
-from ternmq.store.log.run import PackedRun, RunPart
+from ternmq.store.log.run import PackedRun, PackingRoom, RunPart
 from ternmq.transaction.half import QUEUE_ID
 from ternmq.transaction.transactions import Transactions
 

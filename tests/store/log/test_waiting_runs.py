@@ -1,18 +1,20 @@
-"""Runs of sends on logs that confirm late: a store that takes them together has the same files, queue offsets and
-answers as one that takes each alone, also when a run is confirmed or taken back half-way (C1, C2, C5, P2; issue 21)."""
+"""Runs of sends, batches and op records on logs that confirm late: a store that has kernels pack them has the same
+files, queue offsets and answers as one that does without, also when they are confirmed or taken back half-way (C1, C2,
+C5, E6, J1, P2; issue 21)."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 from unittest import mock
 
 import pytest
 
 from ternmq.errors import NotRunning
 from ternmq.kernels import HAS_NATIVE, native
+from ternmq.names import OP_HALF_TOPIC
 from ternmq.raft import checked_entries
 from ternmq.raft import log as raft_log_module
 from ternmq.raft.log import RaftLog, RaftPaths
@@ -21,7 +23,11 @@ from ternmq.store.derived import follower, index
 from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.log.draft import Draft
 from ternmq.store.log.protocol import Log
+from ternmq.store.log.run import PackedRun, PackingRoom, RunPacker, RunPart
 from ternmq.store.store import MessageStore
+from ternmq.transaction import ops
+from ternmq.transaction.ops import OpWriter
+from ternmq.wire.batch import pack_messages, unpack_messages
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.frame import FrameDecoder, encode_request
 from ternmq.wire.layouts.raft_entry import INDEX_UNIT_BYTES
@@ -66,6 +72,14 @@ def roomy_log(config: StoreConfig) -> LateLog:
 LOGS: Final[dict[str, Callable[[StoreConfig], Log]]] = {"late": roomy_log, "raft": raft_log}
 
 
+class Shared(TypedDict):
+    """What the messages of a batch share."""
+
+    born_time_ms: int
+    born_host: bytes
+    more_properties: bytes
+
+
 class Node:
     """A store that takes the sends of a read in runs, or one by one."""
 
@@ -79,7 +93,10 @@ class Node:
         self.store: MessageStore = quiet_store(config_of(root), log=log, clock=self.clock, on_arrival=self._arrived)
         self._terms = self.store.run_terms(MORE.encode(), [])
         self._form = native.ReplyForm(ReplyTemplate({}, HOLES).parts())
+        self._ops = OpWriter(self.store, clock=self.clock, host=BORN)
         self.in_runs = 0
+        #: Messages of batches, and op records, that a kernel packed.
+        self.packed = 0
 
     def _arrived(self, topic: str, queue_id: int, offset: int, *_: Any) -> None:
         self.arrivals[topic, queue_id] = max(self.arrivals.get((topic, queue_id), 0), offset)
@@ -103,6 +120,36 @@ class Node:
                 placed = self.store.put(place)
                 found.append((placed.log_offset, placed.queue_offset))
         return found
+
+    def send_batch(self, queue_id: int, messages: list[tuple[int, bytes, str]]) -> list[tuple[int, int]]:
+        """Log offset and queue offset of each."""
+        data, shared = pack_messages(messages), Shared(born_time_ms=5, born_host=BORN, more_properties=MORE.encode())
+        placed = None
+        if self._in_runs:
+            placed = self.store.put_sent_batch("orders", queue_id, data, **shared)
+        if placed is None:
+            parcels = unpack_messages(data)
+            placed = self.store.put_batch("orders", queue_id, parcels, **shared)
+        else:
+            self.packed += len(messages)
+        return [(at, placed.queue_offset + number) for number, at in enumerate(placed.log_offsets)]
+
+    def write_ops(self, closed: list[int]) -> list[tuple[int, int]]:
+        """Log offset and queue offset of each op record."""
+        put_packed = self.store.put_packed
+
+        def counted(pack: RunPacker, *, answers_at_once: bool) -> bool:
+            is_packed = put_packed(pack, answers_at_once=answers_at_once)
+            self.packed += len(closed) * is_packed
+            return is_packed
+
+        begin = self.store.written
+        with (
+            mock.patch.object(ops, "HAS_NATIVE", self._in_runs),
+            mock.patch.object(self.store, "put_packed", counted),
+        ):
+            self._ops.write_all(closed)
+        return [(record.log_offset, record.queue_offset) for record in self.store.log.walk(begin)]
 
     def _send_run(self, headers: list[tuple[SendMessageV2, bytes]]) -> list[tuple[int, int]]:
         code = RequestCode.SEND_MESSAGE_V2
@@ -158,11 +205,31 @@ def test_a_store_that_takes_runs_has_what_one_that_takes_each_send_has(tmp_path:
         # Pure Python for the one that is the reference: it is asked first.
         _live(nodes, choose)
     assert together.in_runs > 100
-    assert not alone.in_runs
+    assert together.packed > 40
+    assert not alone.in_runs + alone.packed
     assert files(together.root / "consumequeue") == files(alone.root / "consumequeue")
     for name in ("commitlog", "dledger-n0"):
         assert files(together.root / name) == files(alone.root / name)
     assert [*files(together.root / "index").values()] == [*files(alone.root / "index").values()]
+
+
+def put_of(what: str, choose: random.Random) -> Callable[[Node], list[tuple[int, int]]]:
+    """Something for both nodes to store."""
+    count = choose.choice((1, 2, 10, 30))
+    if what == "send":
+        headers = sends_of(choose, count)
+        return lambda node: node.send(headers)
+    if what == "ops":
+        closed = [choose.randrange(1 << choose.randrange(1, 60)) for _ in range(count)]
+        return lambda node: node.write_ops(closed)
+    queue_id = choose.randrange(2)
+    messages = [
+        (number, body, header.properties or "") for number, (header, body) in enumerate(sends_of(choose, count))
+    ]
+    if choose.random() < 0.1:
+        # One that Python must store: it has no unique key.
+        messages[-1] = (1, b"", "TAGS\x01a\x02")
+    return lambda node: node.send_batch(queue_id, messages)
 
 
 def _live(nodes: tuple[Node, Node], choose: random.Random) -> None:
@@ -174,14 +241,15 @@ def _live(nodes: tuple[Node, Node], choose: random.Random) -> None:
         for topic in TOPICS:
             for queue_id in range(2):
                 node.store.put(draft(topic, queue_id))
+        node.store.put(draft(OP_HALF_TOPIC, 0))
         node.store.confirm(node.store.written)
-    for _ in range(60):
-        step = choose.choice(("send", "send", "send", "confirm", "confirm", "truncate", "delete"))
-        if step == "send":
-            headers = sends_of(choose, choose.choice((1, 2, 10, 30)))
+    for _ in range(80):
+        step = choose.choice(("send", "send", "batch", "ops", "confirm", "confirm", "truncate", "delete"))
+        if step in ("send", "batch", "ops"):
+            put = put_of(step, choose)
             with mock.patch.object(raft_log_module, "HAS_NATIVE", True):
-                placed = nodes[0].send(headers)
-            assert placed == alone.send(headers)
+                placed = put(nodes[0])
+            assert placed == put(alone)
             sizes = [alone.store.log.record(at) for at, _ in placed]
             ends += [at + len(size) for (at, _), size in zip(placed, sizes, strict=True) if size is not None]
         elif step == "confirm" and ends:
@@ -236,6 +304,70 @@ def test_the_offsets_of_a_run_that_is_taken_back_half_way_are_given_out_again(tm
     assert [b"hello", b"0", b"2", b"0"] == bodies(node.store, "orders", 0)
     assert [b"hello", b"1", b"1", b"1"] == bodies(node.store, "orders", 1)
     node.store.close()
+
+
+def test_the_offsets_of_a_batch_that_is_taken_back_half_way_are_given_out_again(tmp_path: Path) -> None:
+    """C2, E6, P2: exactly those of the records that are gone; entries have their numbers."""
+    node, _ = pair(tmp_path, "raft")
+    node.store.put(draft("orders", 0))
+    node.store.confirm(node.store.written)
+    messages = [(0, b"%d" % number, f"UNIQ_KEY\x01A{number}\x02") for number in range(5)]
+    assert [1, 2, 3, 4, 5] == [queue_offset for _, queue_offset in node.send_batch(0, messages)]
+    assert 5 == node.packed
+    log = node.store.log
+    assert isinstance(log, RaftLog)
+    assert (5, 5) == (log.last_index, len(node.store._pending))
+    assert 1 == node.store.max_offset("orders", 0)
+    node.store.truncate(log.cut_before(3), TAKEN_BACK)
+    assert (2, 2) == (log.last_index, len(node.store._pending))
+    assert [3, 4, 5, 6, 7] == [queue_offset for _, queue_offset in node.send_batch(0, messages)]
+    node.store.confirm(log.end_of(4) or 0)
+    assert [b"hello", b"0", b"1", b"0", b"1"] == bodies(node.store, "orders", 0)
+    node.store.confirm(node.store.written)
+    assert [b"hello", b"0", b"1", b"0", b"1", b"2", b"3", b"4"] == bodies(node.store, "orders", 0)
+    assert 8 == node.arrivals["orders", 0]
+    node.store.close()
+
+
+def packed_op(room: PackingRoom, *, keys: bytes) -> PackedRun:
+    """An op record that has these index entries."""
+    queue = room.table["orders", 0]
+    made = native.store_ops(
+        room.page,
+        room.at,
+        room.end,
+        [7],
+        log_offset=room.log_offset,
+        lead=room.lead,
+        queue_offset=queue.assigned,
+        born_time_ms=5,
+        born_host=BORN,
+        store_time_ms=room.store_time_ms,
+        store_host=room.store_host,
+        topic_field=queue.topic_part,
+    )
+    assert made is not None
+    part = RunPart(queue, *made[1])
+    return PackedRun(part.log_end, made[0], [part], keys)
+
+
+def test_a_batch_with_very_many_keys_does_not_wait_as_index_entries(tmp_path: Path) -> None:
+    """C4, P2: these would take ten times the memory of its texts. On a log that confirms at once they do not wait."""
+    many = "UNIQ_KEY\x01A\x02KEYS\x01" + "k " * 5_000 + "\x02"
+    for make_log, is_taken in ((roomy_log, False), (None, True)):
+        root = tmp_path / str(is_taken)
+        log = make_log(config_of(root)) if make_log is not None else None
+        with quiet_store(config_of(root), log=log) as store:
+            store.put(draft())
+            data = pack_messages([(0, b"body", many)])
+            written = store.written
+            placed = store.put_sent_batch("orders", 0, data, born_time_ms=5, born_host=BORN)
+            assert is_taken == (placed is not None) == (store.written > written)
+            packed = store.put_packed(lambda room: packed_op(room, keys=bytes(70_000)), answers_at_once=False)
+            assert is_taken == packed
+            assert store.put_packed(lambda room: packed_op(room, keys=bytes(60_000)), answers_at_once=False)
+            assert store.put_batch("orders", 0, unpack_messages(data), born_time_ms=5, born_host=BORN)
+            store.confirm(store.written)
 
 
 def test_a_run_behind_the_deletion_of_its_topic_belongs_to_the_new_topic(tmp_path: Path) -> None:

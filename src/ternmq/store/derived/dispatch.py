@@ -25,11 +25,10 @@ from ternmq.names import SCHEDULE_TOPIC
 from ternmq.store.derived.fact import Fact, Fresh
 from ternmq.store.derived.index import WAITING_MAX, Index
 from ternmq.store.derived.light import light_places
-from ternmq.store.derived.parts import Closings, Parts
+from ternmq.store.derived.parts import Parts
 from ternmq.store.derived.queue import ConsumeQueue
 from ternmq.store.derived.queues import ConsumeQueues
 from ternmq.store.durable.deleted import DeletedTopics
-from ternmq.store.log.made import Made
 from ternmq.wire.layouts.queue_entry import ENTRY, ENTRY_BYTES
 from ternmq.wire.properties import find
 from ternmq.wire.record import Record, Sysflag, unpack_record
@@ -230,21 +229,9 @@ class Dispatcher:
             for tags_code in dict.fromkeys(tags_codes):
                 self.on_arrival(topic, queue.queue_id, queue.next_offset, tags_code, None)
 
-    def fresh_made(
-        self, queue: ConsumeQueue, entries: bytes, end_offset: int, tags_codes: list[int], keys: bytes, last: int
-    ) -> None:
-        """Take in records of one queue that were just appended, by what a kernel made of them: queue entries, each tags
-        code once, and index entries. ``last`` is the log offset of the last one. Not for a queue that needs facts."""
-        queue.extend(entries, end_offset)
-        if self._index is not None:
-            self._index.add_made(keys, last)
-        if self.on_arrival is not None:
-            for tags_code in tags_codes:
-                self.on_arrival(queue.topic, queue.queue_id, queue.next_offset, tags_code, None)
-
     def fresh_run(self, run: SealedRun) -> None:
-        """Take in records of several queues that were just appended, or just confirmed. Not for queues whose entries
-        have due times or units beside them."""
+        """Take in records of several queues that were just appended, or just confirmed, by what a kernel made of them.
+        Not for queues whose entries have due times or units beside them."""
         for part in run.parts:
             part.queue.extend(part.entries, part.log_end)
         if self._index is not None and run.keys:
@@ -255,6 +242,8 @@ class Dispatcher:
                     begin = ENTRY.unpack_from(entries)[0]
                     with self.parts.view(begin, log_end - begin) as data:
                         self.fold_run(queue.topic, entries, data, begin)
+            if run.closings is not None:
+                self.parts.fold_closings(run.closings)
         if self.on_arrival is not None:
             for queue, _, _, _, tags in run.parts:
                 for tags_code, end_offset in tags:
@@ -273,23 +262,6 @@ class Dispatcher:
                 with data[at : at + size] as record:
                     parts.fold(self.fact(unpack_record(record)), record)
                 entries = entries[ENTRY_BYTES:]
-
-    def fresh_rewrites(self, made: Made) -> None:
-        """Take in records of any queues that were just appended, each closing another, by what a kernel made of them.
-        Not for queues that need facts."""
-        topics: dict[str, int] = {}
-        for queue, entries, log_end, _ in made.runs:
-            queue.extend(entries, log_end)
-            topics[queue.topic] = topics.get(queue.topic, 0) + len(entries) // ENTRY_BYTES
-        if self._index is not None:
-            self._index.add_made(made.keys, int.from_bytes(made.marks[-16:-8], "big"))
-        if self.parts is not None:
-            self.parts.fold_closings(Closings(made.marks, made.end_offset, topics))
-        if self.on_arrival is not None:
-            # Consumers are told once for all messages of a tag.
-            for queue, _, _, tags_codes in made.runs:
-                for tags_code in tags_codes:
-                    self.on_arrival(queue.topic, queue.queue_id, queue.next_offset, tags_code, None)
 
     def fact(self, record: Record) -> Fact:
         """What a record that was read back tells: the same as when it was fresh."""

@@ -12,9 +12,8 @@ The CRC covers the body only. A power cut that takes the sector with the end of 
 lengths whose properties or topic are zeros from there on. Such a record is torn as well: *sectors* of 512 bytes are
 written whole or not at all, so where one begins inside topic or properties it is looked at.
 
-Where there are compiled kernels, one of them walks over the ordinary records of a plain log, or of a Raft log that has
-checked its entries when they came (``Log.has_checked_leads``), and this loop gets what the kernel leaves. Records
-that further parts need (``Derived``) are left to it.
+Where there are compiled kernels, one of them walks over the ordinary records of a plain log or a Raft log, and this
+loop gets what the kernel leaves. Records that further parts need (``Derived``) are left to it.
 
 The log is read in pieces of a MiB, or 64 KiB in steps, as ``bytes``: slices of those cost half of what slices of a
 mapping do.
@@ -194,7 +193,7 @@ class Follower:
         at = lead
         count, advance, wanted_bytes = 0, 1, self._piece_bytes
         arrivals = self._arrivals
-        can_scan = HAS_NATIVE and (not lead or (piece.form.is_raft and self._log.has_checked_leads))
+        can_scan = HAS_NATIVE and (not lead or piece.form.is_raft) and self._unfolded is None
         while at + RECORD_BYTES_MIN <= end:
             if can_scan:
                 at, plain_count, plain_ms = self._scan(piece, at, taken)
@@ -260,15 +259,19 @@ class Follower:
 
     def _scan(self, piece: LogPiece, at: int, taken: int) -> tuple[int, int, int]:
         """Let the kernel take in what it can: where it stopped, how many records it took, store time of the last."""
-        at, count, store_time_ms, runs, made, keyed = native.scan(
+        lead = piece.form.lead
+        at, last_at, count, store_time_ms, runs, made, keyed = native.scan(
             piece.data,
             at,
             begin=piece.begin,
             has_headers=piece.form.is_raft,
+            before=self._log.entry_before(piece.begin + at - lead) if lead else None,
             check_crc=self._check_crc,
             known=self._known,
             indexed=taken,
         )
+        if lead and count:
+            self._log.note_checked(piece.data[last_at - lead : last_at])
         arrivals = self._arrivals
         for queue, entries, log_end, tags_codes in runs:
             queue.extend(entries, log_end)

@@ -18,7 +18,6 @@ records.)
 from __future__ import annotations
 
 import logging
-import struct
 import time
 from array import array
 from collections.abc import Callable, Iterator
@@ -28,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 from ternmq.errors import CorruptFile, StoreError
 from ternmq.kernels import HAS_NATIVE, native
-from ternmq.store.derived.key_hash import IndexEntry, Keyed, KeyHashes
+from ternmq.store.derived.key_hash import MADE_ENTRY, IndexEntry, Keyed, KeyHashes
 from ternmq.store.derived.trouble import OnTrouble, raise_it
 from ternmq.store.disk.base import Disk, Segment
 from ternmq.wire.layouts.index_file import (
@@ -58,10 +57,6 @@ WAITING_MAX: Final = 64
 WALK_ENTRIES: Final = 1_024
 
 _EMPTY_SLOTS: Final = bytes(64 * 1024)
-
-#: Entries as the kernels make them: hash, log offset, store time.
-_MADE: Final = struct.Struct(">iqq")
-
 _unpack_slot: Final = INDEX_SLOT.unpack_from
 _pack_slot: Final = INDEX_SLOT.pack_into
 _pack_entry: Final = INDEX_ENTRY.pack_into
@@ -163,7 +158,7 @@ class IndexFile:
 
     def put_made(self, made: bytes, put: Callable[..., tuple[int, int, int]]) -> None:
         """``put`` for entries that a kernel made. Raises ``DiskFull`` before anything is changed."""
-        end = self._entries_at + self.count * INDEX_ENTRY_BYTES + len(made) // _MADE.size * INDEX_ENTRY_BYTES
+        end = self._entries_at + self.count * INDEX_ENTRY_BYTES + len(made) // MADE_ENTRY.size * INDEX_ENTRY_BYTES
         if end > self._reserved:
             self._reserve(end)
         self.used_slots, self.begin_time_ms, begin_offset = put(
@@ -176,8 +171,8 @@ class IndexFile:
         )
         if begin_offset >= 0:
             self.begin_offset = begin_offset
-        self.count += len(made) // _MADE.size
-        _, self.end_offset, self.end_time_ms = _MADE.unpack_from(made, len(made) - _MADE.size)
+        self.count += len(made) // MADE_ENTRY.size
+        _, self.end_offset, self.end_time_ms = MADE_ENTRY.unpack_from(made, len(made) - MADE_ENTRY.size)
         self.write_header()
 
     def write_header(self) -> None:
@@ -413,7 +408,7 @@ class Index:
             self.overflow()
         self._taken = last
         if self._entries_left:
-            self._entries_left += _MADE.iter_unpack(made)
+            self._entries_left += MADE_ENTRY.iter_unpack(made)
             return
         try:
             self._write_made(made)
@@ -424,10 +419,10 @@ class Index:
         while made:
             try:
                 file = self._open_file()
-                room_bytes = (self._entries - file.count) * _MADE.size
+                room_bytes = (self._entries - file.count) * MADE_ENTRY.size
                 file.put_made(made[:room_bytes], native.index_put)
             except StoreError:
-                self._entries_left += _MADE.iter_unpack(made)
+                self._entries_left += MADE_ENTRY.iter_unpack(made)
                 raise
             made = made[room_bytes:]
 

@@ -12,6 +12,7 @@ wait are done in one go, and the loop calls nothing that is not written in C.
 
 from __future__ import annotations
 
+import struct
 from typing import Final, TypeAlias
 
 from ternmq.message import Property
@@ -22,6 +23,8 @@ from ternmq.wire.properties import find
 Keyed: TypeAlias = tuple[str, str, int, int]
 #: Hash, log offset, store time.
 IndexEntry: TypeAlias = tuple[int, int, int]
+#: As the kernels make them.
+MADE_ENTRY: Final = struct.Struct(">iqq")
 
 #: Topics whose hash is kept; beyond that the table starts over.
 TOPICS_MAX: Final = 16384

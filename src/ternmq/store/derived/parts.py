@@ -44,7 +44,7 @@ from ternmq.wire.layouts.queue_entry import ENTRY, ENTRY_BYTES
 
 
 class Closings(NamedTuple):
-    """Records that were just appended, one behind the other, and close others."""
+    """Records that were appended one behind the other, and close others."""
 
     #: 16 bytes for each: its log offset, and that of the closed one.
     marks: bytes
@@ -52,6 +52,8 @@ class Closings(NamedTuple):
     end_offset: int
     #: How many of them have which topic.
     topics: dict[str, int]
+    #: For delayed messages: the hour of the closed records (``delay.hour_files``).
+    hour: int
 
 
 class Derived(Protocol):

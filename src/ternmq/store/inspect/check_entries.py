@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
+from ternmq.kernels import native
 from ternmq.store.disk.segment import segment_name
 from ternmq.store.inspect.faults import Fault, Tally, plural
 from ternmq.store.inspect.view import StoreView
@@ -15,11 +17,13 @@ from ternmq.wire.layouts.raft_entry import (
     is_record_whole,
     pack_index_unit,
     unpack_entry_header,
+    unpack_index_unit,
 )
 from ternmq.wire.record import Record
 
 #: Units that are read together.
-_UNITS: int = 4096
+_UNITS: Final = 4096
+_INDEX_MAX: Final = 2**63 - 1
 
 
 class EntryCheck:
@@ -31,34 +35,84 @@ class EntryCheck:
         self._disordered = Tally()
         self._changed = Tally()
         self._unindexed = Tally()
-        #: Units of the index from this one on.
+        #: Units of the index, and the number of the first.
         self._units = b""
-        self._units_from = 0
+        self._units_begin = 0
 
     def expect(self, record: Record) -> None:
-        view, last = self._view, self._last
-        form = view.log.form_at(record.log_offset)
+        """A whole record."""
+        form = self._view.log.form_at(record.log_offset)
         if not form.is_raft:
             return
         position = record.log_offset - form.lead
-        data = view.log.view(position, form.lead + record.size)
-        place = unpack_entry_header(data) if data is not None else None
-        if data is None or place is None:
-            return
+        data = self._view.log.view(position, form.lead + record.size)
+        if data is not None:
+            self._look(data, position)
+
+    def expect_all(self, data: memoryview, position: int) -> None:
+        """Entries that follow each other in one data file, each with the header of its record; the first is at
+        ``position``. For compiled kernels."""
+        at = 0
+        while at < len(data):
+            last, begin = self._last, position + at
+            if last is not None and last.index < _INDEX_MAX and begin in self._behind(last):
+                # What it leaves is looked at below, one entry; then it goes on.
+                behind, units = native.check_entries(
+                    data,
+                    at,
+                    index=last.index + 1,
+                    term=last.term,
+                    position=begin,
+                    file_bytes=self._view.sizes.segment,
+                    members_flag=-1,
+                )
+                if units:
+                    self._check_units(last.index + 1, units)
+                    self._last = unpack_index_unit(units, len(units) - INDEX_UNIT_BYTES)
+                    at = behind
+                    continue
+            place = self._look(data[at:], begin)
+            if place is None:
+                # No entry, but then this was not called for it.
+                return
+            at += place.size
+
+    def _behind(self, place: EntryPlace) -> tuple[int, int]:
+        """Where the next entry may be."""
+        return place.end, place.end + -place.end % self._view.sizes.segment
+
+    def _look(self, data: memoryview, position: int) -> EntryPlace | None:
+        """Look at the entry that ``data`` begins with; None if there is none."""
+        last, place = self._last, unpack_entry_header(data)
+        if place is None:
+            return None
         if not is_record_whole(data):
             self._changed.add(position)
-        follows = last is not None and position in (last.end, last.end + -last.end % view.sizes.segment)
+        follows = last is not None and position in self._behind(last)
         if last is not None and ((follows and place.index != last.index + 1) or place.term < last.term):
             self._disordered.add(position)
-        if self._unit(place.index) != pack_index_unit(place):
-            self._unindexed.add(place.index)
+        self._check_units(place.index, pack_index_unit(place))
         self._last = place
+        return place
 
-    def _unit(self, index: int) -> bytes:
-        at = (index - self._units_from) * INDEX_UNIT_BYTES
+    def _check_units(self, index: int, units: bytes) -> None:
+        """Compare the units of entries from ``index`` on with those of the index."""
+        while units:
+            found = self._some_units(index, len(units))
+            wanted = units[: max(len(found), INDEX_UNIT_BYTES)]
+            if found != wanted:
+                for at in range(0, len(wanted), INDEX_UNIT_BYTES):
+                    if found[at : at + INDEX_UNIT_BYTES] != wanted[at : at + INDEX_UNIT_BYTES]:
+                        self._unindexed.add(index + at // INDEX_UNIT_BYTES)
+            index += len(wanted) // INDEX_UNIT_BYTES
+            units = units[len(wanted) :]
+
+    def _some_units(self, index: int, bytes_max: int) -> bytes:
+        """Units of the index from this one on; at least one if there is one."""
+        at = (index - self._units_begin) * INDEX_UNIT_BYTES
         if not 0 <= at < len(self._units):
-            self._units, self._units_from, at = self._read(index), index, 0
-        return self._units[at : at + INDEX_UNIT_BYTES]
+            self._units, self._units_begin, at = self._read(index), index, 0
+        return self._units[at : at + bytes_max]
 
     def _read(self, index: int) -> bytes:
         at = index * INDEX_UNIT_BYTES

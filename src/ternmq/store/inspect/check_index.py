@@ -8,20 +8,23 @@ nothing but time, since a search looks at the record. (RocketMQ indexes one reco
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from ternmq.store.derived.key_hash import IndexEntry
+from ternmq.kernels import native
+from ternmq.store.derived.key_hash import MADE_ENTRY, IndexEntry
 from ternmq.store.inspect.faults import REBUILD, Fault, Tally, plural
 from ternmq.store.inspect.index_files import IndexFiles
 from ternmq.store.inspect.view import StoreView
+from ternmq.wire.layouts.index_file import INDEX_ENTRY, INDEX_ENTRY_BYTES
 
 #: No entry: behind every record.
 _NONE: Final = (0, sys.maxsize)
 
 
 class IndexCheck:
-    """Give it all entries that the log makes, in order, with ``expect``; then ask for the ``faults``."""
+    """Give it all entries that the log makes, in order, with ``expect`` and ``expect_made``; then ask for the
+    ``faults``."""
 
     def __init__(self, view: StoreView, is_damaged: Callable[[int], bool]) -> None:
         self._view = view
@@ -31,21 +34,42 @@ class IndexCheck:
         self._missing = Tally()
         self._behind = Tally()
         self._extra = Tally()
-        self._entries = iter(self.files)
-        self._entry = next(self._entries, _NONE)
+        self._chunks = iter(self.files)
+        self._chunk = b""
+        self._at = 0
+        #: Hash and log offset of the next entry: the one in the chunk, at that place.
+        self._entry = _NONE
+        self._go_to(0)
 
-    def expect(self, wanted: list[IndexEntry]) -> None:
+    def _go_to(self, at: int) -> None:
+        """Let the entry at this place in the chunk be the next one; behind its end, the first of the next chunk."""
+        if at >= len(self._chunk):
+            self._chunk, at = next(self._chunks, b""), 0
+        self._at = at
+        self._entry = INDEX_ENTRY.unpack_from(self._chunk, at)[:2] if self._chunk else _NONE
+
+    def expect(self, wanted: Iterable[IndexEntry]) -> None:
         """The next entries, in log order."""
-        entry, entries = self._entry, self._entries
         for key_hash, log_offset, _ in wanted:
-            while entry[1] < log_offset:
-                self._add_extra(entry[1])
-                entry = next(entries, _NONE)
-            if entry == (key_hash, log_offset):
-                entry = next(entries, _NONE)
+            while self._entry[1] < log_offset:
+                self._add_extra(self._entry[1])
+                self._go_to(self._at + INDEX_ENTRY_BYTES)
+            if self._entry == (key_hash, log_offset):
+                self._go_to(self._at + INDEX_ENTRY_BYTES)
             else:
-                (self._missing if entry is not _NONE else self._behind).add(log_offset)
-        self._entry = entry
+                (self._missing if self._entry is not _NONE else self._behind).add(log_offset)
+
+    def expect_made(self, made: bytes) -> None:
+        """The next entries, as a kernel makes them."""
+        at = 0
+        while at < len(made):
+            same = native.count_same(made, at, self._chunk, self._at)
+            if same:
+                at += same * MADE_ENTRY.size
+                self._go_to(self._at + same * INDEX_ENTRY_BYTES)
+            else:
+                self.expect([MADE_ENTRY.unpack_from(made, at)])
+                at += MADE_ENTRY.size
 
     def _add_extra(self, log_offset: int) -> None:
         # What the log has forgotten stays in the index until its file goes.
@@ -56,7 +80,7 @@ class IndexCheck:
         """What is wrong, once the log was read to its end."""
         while self._entry is not _NONE:
             self._add_extra(self._entry[1])
-            self._entry = next(self._entries, _NONE)
+            self._go_to(self._at + INDEX_ENTRY_BYTES)
         directory = str(self._view.root / "index")
         faults = [*self.files.faults]
         if self._behind.count and not self._view.index_files:

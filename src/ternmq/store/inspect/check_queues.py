@@ -42,16 +42,19 @@ class QueueCheck:
         "_is_damaged",
         "_late",
         "_missing",
-        "_next",
         "_run",
         "_run_at",
         "_units",
         "_wrong",
         "first",
         "key",
+        "next_offset",
         "queue",
         "records",
     )
+
+    #: Records of any place in the log are expected (as ``native.scan`` asks).
+    log_end: Final = 0
 
     def __init__(self, key: tuple[str, int], queue: ConsumeQueue | None, is_damaged: Callable[[int], bool]) -> None:
         self.key = key
@@ -64,39 +67,49 @@ class QueueCheck:
         self.records = 0
         #: Queue offset of the first record that the log has.
         self.first = queue_offset
-        self._next = self._run_at = queue_offset
+        #: The queue offset that follows.
+        self.next_offset = self._run_at = queue_offset
         self._run = bytearray()
         self._missing, self._wrong, self._extra, self._late = Tally(), Tally(), Tally(), Tally()
 
     def expect(self, queue_offset: int, log_offset: int, size: int, tags_code: int) -> None:
         """A record that must have an entry."""
-        if queue_offset != self._next:
+        if queue_offset != self.next_offset:
             self._jump(queue_offset)
         self.records += 1
-        self._next += 1
+        self.next_offset += 1
         self._run += _pack_entry(log_offset, size, tags_code)
         if len(self._run) >= _RUN_BYTES:
             self._compare()
 
+    def expect_all(self, entries: bytes) -> None:
+        """Records that must have these entries, from ``next_offset`` on."""
+        count = len(entries) // ENTRY_BYTES
+        self.records += count
+        self.next_offset += count
+        self._run += entries
+        if len(self._run) >= _RUN_BYTES:
+            self._compare()
+
     def _jump(self, queue_offset: int) -> None:
-        if not self.records or queue_offset <= self._next:
+        if not self.records or queue_offset <= self.next_offset:
             # The first that the log has of the queue; or its topic was deleted, and this is the first of a new one.
             self._begin(queue_offset)
             return
         self._compare()
         # The log has no records for these. Their entries should be fillers; others lead to what is damaged or gone.
-        for number, (log_offset, size, _) in self._entries(self._next, queue_offset):
+        for number, (log_offset, size, _) in self._entries(self.next_offset, queue_offset):
             if size != FILLER_SIZE and not self._is_damaged(log_offset):
                 self._extra.add(number)
-        self._next = self._run_at = queue_offset
+        self.next_offset = self._run_at = queue_offset
 
     def _compare(self) -> None:
         run, run_at = self._run, self._run_at
-        self._run, self._run_at = bytearray(), self._next
+        self._run, self._run_at = bytearray(), self.next_offset
         queue = self.queue
         if queue is not None and run_at >= queue.min_offset and queue.read(run_at, len(run) // ENTRY_BYTES) == run:
             return
-        found = dict(self._entries(run_at, self._next))
+        found = dict(self._entries(run_at, self.next_offset))
         for number, wanted in enumerate(ENTRY.iter_unpack(run), run_at):
             entry = found.get(number)
             if entry is None or entry[1] == FILLER_SIZE:
@@ -137,7 +150,7 @@ class QueueCheck:
             return
         log_min = view.log.begin
         first = self.first if self.records else self.queue.next_offset
-        for begin, end in ((self.queue.min_offset, first), (max(first, self._next), self.queue.next_offset)):
+        for begin, end in ((self.queue.min_offset, first), (max(first, self.next_offset), self.queue.next_offset)):
             for number, (log_offset, size, _) in self._entries(begin, end):
                 # Entries of records that the log has forgotten are no fault; the queue forgets them by the file.
                 if size != FILLER_SIZE and log_offset >= log_min and not self._is_damaged(log_offset):
@@ -148,7 +161,7 @@ class QueueCheck:
         assert self.queue is not None
         missing, wrong, extra, late = self._missing, self._wrong, self._extra, self._late
         if missing.count:
-            is_newest = missing.first == self.queue.next_offset and missing.count == self._next - missing.first
+            is_newest = missing.first == self.queue.next_offset and missing.count == self.next_offset - missing.first
             lags = is_newest and view.may_lag
             messages = plural(missing.count, "message")
             yield Fault(
@@ -185,7 +198,7 @@ class QueueCheck:
                 is_note=True,
             )
         if extra.count:
-            is_cut = extra.first >= self._next and view.may_lag
+            is_cut = extra.first >= self.next_offset and view.may_lag
             entries = plural(extra.count, "entry", "entries")
             yield Fault(
                 kind="queue-extra",

@@ -38,10 +38,11 @@ class Tally:
         self.count = 0
         self.first = -1
 
-    def add(self, where: int) -> None:
-        if not self.count:
+    def add(self, where: int, count: int = 1) -> None:
+        """One more there, or ``count`` from there on."""
+        if not self.count and count:
             self.first = where
-        self.count += 1
+        self.count += count
 
 
 def plural(count: int, thing: str, things: str = "") -> str:

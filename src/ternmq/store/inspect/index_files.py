@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from ternmq.kernels import HAS_NATIVE, native
 from ternmq.store.inspect.faults import REBUILD, Fault, Tally, plural
 from ternmq.store.inspect.view import StoreView
 from ternmq.wire.layouts.index_file import (
@@ -24,12 +25,12 @@ from ternmq.wire.layouts.index_file import (
     index_entries_at,
 )
 
-#: Entries unpacked at a time.
+#: Entries looked at together.
 _CHUNK: Final = 4096
 
 
 class IndexFiles:
-    """Iterates over hash and log offset of all entries, in order; afterwards ``faults`` tells what is wrong there."""
+    """Iterates over all entries, some at a time, in order; afterwards ``faults`` tells what is wrong there."""
 
     def __init__(self, view: StoreView) -> None:
         self._view = view
@@ -37,7 +38,7 @@ class IndexFiles:
         #: How many entries were read.
         self.entries = 0
 
-    def __iter__(self) -> Iterator[tuple[int, int]]:
+    def __iter__(self) -> Iterator[bytes]:
         sizes = self._view.sizes
         for path, length_bytes in self._view.index_files:
             if length_bytes == sizes.index_file:
@@ -56,7 +57,7 @@ class IndexFiles:
                     )
                 )
 
-    def _read_file(self, path: Path, slot_count: int, entries_max: int) -> Iterator[tuple[int, int]]:
+    def _read_file(self, path: Path, slot_count: int, entries_max: int) -> Iterator[bytes]:
         page = self._view.disk.open_segment(path, size=self._view.sizes.index_file, writable=False).page
         _, _, begin_offset, end_offset, _, count = INDEX_HEADER.unpack_from(page)
         count = min(max(count, 1), entries_max)
@@ -67,18 +68,13 @@ class IndexFiles:
         first = last = -1
         for begin in range(1, count, _CHUNK):
             end = min(begin + _CHUNK, count)
-            data = page[entries_at + begin * INDEX_ENTRY_BYTES : entries_at + end * INDEX_ENTRY_BYTES]
-            chunk: list[tuple[int, int]] = []
-            for number, (key_hash, log_offset, _, previous) in enumerate(INDEX_ENTRY.iter_unpack(data), begin):
-                slot = key_hash % slot_count
-                if previous != newest[slot]:
-                    broken.add(number)
-                newest[slot] = number
-                chunk.append((key_hash, log_offset))
-            chunk = _in_order(chunk, begin, last, end_offset, wrong)
+            chunk = bytes(page[entries_at + begin * INDEX_ENTRY_BYTES : entries_at + end * INDEX_ENTRY_BYTES])
+            if not _follow_chain(chunk, newest, begin, last, end_offset, broken):
+                chunk = _in_order(chunk, begin, last, end_offset, wrong)
             if chunk:
-                first, last = chunk[0][1] if first < 0 else first, chunk[-1][1]
-            yield from chunk
+                first = _log_offset(chunk, 0) if first < 0 else first
+                last = _log_offset(chunk, len(chunk) - INDEX_ENTRY_BYTES)
+                yield chunk
         wrong_slots = _differing(newest, page[INDEX_HEADER_BYTES:entries_at])
         if wrong.count:
             self.faults.append(self._wrong(path, wrong))
@@ -125,21 +121,44 @@ class IndexFiles:
         )
 
 
-def _in_order(
-    entries: list[tuple[int, int]], first_number: int, last: int, end_offset: int, wrong: Tally
-) -> list[tuple[int, int]]:
+def _log_offset(entries: bytes, at: int) -> int:
+    return int(INDEX_ENTRY.unpack_from(entries, at)[1])
+
+
+def _follow_chain(
+    entries: bytes, newest: array[int], first_number: int, last: int, end_offset: int, broken: Tally
+) -> bool:
+    """Note the entries that do not name the newest one of their slot; each becomes that. Whether the log offsets of all
+    are in order, from that of the one before, up to the last one of the file."""
+    # An empty array has no buffer.
+    if HAS_NATIVE and newest:
+        found = native.check_chain(entries, newest, number=first_number, low=last, high=end_offset)
+        if found is not None:
+            count, first_broken, is_in_order = found
+            broken.add(first_broken, count)
+            return is_in_order
+    slot_count = len(newest)
+    offsets = [last]
+    for number, (key_hash, log_offset, _, previous) in enumerate(INDEX_ENTRY.iter_unpack(entries), first_number):
+        slot = key_hash % slot_count
+        if previous != newest[slot]:
+            broken.add(number)
+        newest[slot] = number
+        offsets.append(log_offset)
+    return offsets[-1] <= end_offset and offsets == sorted(offsets)
+
+
+def _in_order(entries: bytes, first_number: int, last: int, end_offset: int, wrong: Tally) -> bytes:
     """The entries without those whose log offset cannot be: before the last one's, or behind the next one's."""
-    offsets = [log_offset for _, log_offset in entries]
-    if offsets[0] >= last and offsets[-1] <= end_offset and offsets == sorted(offsets):
-        return entries
-    kept: list[tuple[int, int]] = []
-    for number, (entry, following) in enumerate(zip(entries, [*offsets[1:], end_offset], strict=True), first_number):
-        if last <= entry[1] <= (following if following >= last else end_offset):
-            kept.append(entry)
-            last = entry[1]
+    offsets = [log_offset for _, log_offset, _, _ in INDEX_ENTRY.iter_unpack(entries)]
+    kept: list[bytes] = []
+    for number, (log_offset, following) in enumerate(zip(offsets, [*offsets[1:], end_offset], strict=True)):
+        if last <= log_offset <= (following if following >= last else end_offset):
+            kept.append(entries[number * INDEX_ENTRY_BYTES : (number + 1) * INDEX_ENTRY_BYTES])
+            last = log_offset
         else:
-            wrong.add(number)
-    return kept
+            wrong.add(first_number + number)
+    return b"".join(kept)
 
 
 def _differing(wanted: array[int], slots: memoryview) -> int:

@@ -9,6 +9,8 @@ tool that is to say what is left must go on. After a damaged place the scan take
 - else in the next segment that begins with a record.
 
 Zeros are the log's end, unless whole records follow. What lies behind the last whole record is a *torn tail*.
+
+The user of a scan may take in records by itself, where a compiled kernel finds ordinary ones (``LogScan.take``).
 """
 
 from __future__ import annotations
@@ -37,6 +39,9 @@ from ternmq.wire.record import (
 
 #: Told how many bytes of the log are done, now and then.
 OnScanned = Callable[[int], object]
+#: Takes in whole records that follow each other from a position on, in one segment, and tells how many, and where the
+#: last of them ends. Those are not handed out.
+Taker = Callable[[int], tuple[int, int]]
 
 _SEARCH_BYTES: Final = 4 << 20
 #: Records between two calls of ``progress``.
@@ -88,6 +93,8 @@ class LogScan:
         #: Log offset behind the last whole record, or behind the blank of the last segment.
         self.position = self._begin
         self.records = 0
+        #: Asked at each record.
+        self.take: Taker | None = None
         #: Kind, begin, end, and how many records stand before it.
         self._found: list[tuple[Damage, int, int, int]] = []
 
@@ -124,8 +131,16 @@ class LogScan:
                 self._progress(start + self._size - self._begin)
 
     def _segment(self, page: memoryview, start: int, at: int) -> Iterator[Record]:
-        size, form, told = self._size, self._log.form_at(start), self.records
+        size, form, told, take = self._size, self._log.form_at(start), self.records, self.take
         while at + BLANK_BYTES <= size:
+            if take is not None:
+                count, end = take(start + at)
+                if count:
+                    at = end - start
+                    self.position = end
+                    self.records += count
+                    told = self._tell(told)
+                    continue
             found = look(page, start, at, size, form)
             if found is None:
                 self.position = start + size
@@ -139,11 +154,16 @@ class LogScan:
             self.position = start + at
             self.records += 1
             yield found
-            if self.records - told >= _STRIDE:
-                told = self.records
-                self._progress(self.position - self._begin)
+            told = self._tell(told)
         if at < size:
             self._found.append((Damage.NO_BLANK, start + at, start + size, self.records))
+
+    def _tell(self, told: int) -> int:
+        """Tell the progress if there are enough records since ``told``; how many were told of then."""
+        if self.records - told < _STRIDE:
+            return told
+        self._progress(self.position - self._begin)
+        return self.records
 
 
 def look(page: memoryview, start: int, at: int, size: int, form: SegmentForm = PLAIN_FORM) -> Record | Damage | None:

@@ -2,17 +2,20 @@
 
 One pass over the log feeds the checks of queues and index; then come checkpoint and tables. Nothing is changed, and a
 broker may run meanwhile: what it has not written out yet is noted, not blamed.
+
+Where there are compiled kernels, ordinary records of ordinary queues are checked many at a time (``_PlainRecords``).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
 from ternmq.errors import CorruptFile
+from ternmq.kernels import HAS_NATIVE, native
 from ternmq.names import SCHEDULE_TOPIC
 from ternmq.store.derived.dispatch import due_time
 from ternmq.store.derived.key_hash import Keyed, KeyHashes
@@ -25,11 +28,12 @@ from ternmq.store.inspect.faults import REBUILD, Fault, plural
 from ternmq.store.inspect.scan import Damage, LogScan, OnScanned
 from ternmq.store.inspect.sizes import InspectConfig
 from ternmq.store.inspect.view import StoreView
+from ternmq.store.log.protocol import LogPiece
 from ternmq.wire.bodies.codec import Body
 from ternmq.wire.bodies.groups import GroupTable
 from ternmq.wire.bodies.stats import ConsumerOffsets, DelayOffsets
 from ternmq.wire.bodies.topics import TopicTable
-from ternmq.wire.record import Record, Sysflag
+from ternmq.wire.record import TOPIC_V1_BYTES_MAX, Record, Sysflag
 from ternmq.wire.tags import TagsCodes
 
 _TABLES: Final[dict[str, type[Body]]] = {
@@ -40,6 +44,8 @@ _TABLES: Final[dict[str, type[Body]]] = {
 }
 #: Records whose keys are hashed together.
 _KEYED_MAX: Final = 256
+#: Of the log, looked at by a kernel at a time.
+_PIECE_BYTES: Final = 1 << 20
 
 
 @dataclass(slots=True, frozen=True)
@@ -61,8 +67,13 @@ class Verification:
 class Check(Protocol):
     """Compares what is folded from the log, beside queues and index, with the log."""
 
+    @property
+    def topics(self) -> Collection[str]:
+        """Whose records it needs, beside those that close others."""
+        ...
+
     def expect(self, record: Record) -> None:
-        """Told each whole record, in the order of the log."""
+        """Told the whole records that it needs, and perhaps others, in the order of the log."""
         ...
 
     def faults(self) -> Iterator[Fault]:
@@ -89,13 +100,17 @@ def verify(
     scan = LogScan(view.log, next_data=view.next_data, progress=told)
     derived, entries = _DerivedCheck(view, scan), EntryCheck(view)
     others = [check(view) for check in checks]
-    last: Record | None = None
+    plain = _PlainRecords(view, derived, entries, told=frozenset(topic for check in others for topic in check.topics))
+    if HAS_NATIVE:
+        scan.take = plain.take
     confirmed = view.confirmed
     for record in scan:
-        last = record
+        plain.store_time_ms = record.store_time_ms
         entries.expect(record)
         if confirmed is None or record.log_offset < confirmed:
             derived.expect(record)
+            if HAS_NATIVE:
+                plain.learn(record)
             for other in others:
                 other.expect(record)
     of_derived = [*derived.faults()]
@@ -103,7 +118,7 @@ def verify(
     findings += entries.faults()
     findings += of_derived
     findings += [fault for other in others for fault in other.faults()]
-    findings += _checkpoint_faults(view, last.store_time_ms if last is not None else 0)
+    findings += _checkpoint_faults(view, plain.store_time_ms)
     findings += _table_faults(view)
     return Verification(
         scan.records,
@@ -112,6 +127,71 @@ def verify(
         derived.index.files.entries,
         findings,
     )
+
+
+class _PlainRecords:
+    """Checks the ordinary records of ordinary queues by a compiled kernel; what it leaves is checked one by one. Both
+    find the same."""
+
+    def __init__(self, view: StoreView, derived: _DerivedCheck, entries: EntryCheck, *, told: Collection[str]) -> None:
+        """Records of the topics in ``told`` are left to others."""
+        self._view = view
+        self._derived = derived
+        self._entries = entries
+        self._told = told
+        #: Length and topic as a record has them, and queue id → what is expected of the queue.
+        self._known: dict[tuple[bytes, int], tuple[QueueCheck]] = {}
+        self._piece: LogPiece | None = None
+        #: Store time of the last record of the log so far; 0 without one.
+        self.store_time_ms = 0
+
+    def learn(self, record: Record) -> None:
+        """Further records of the queue of this one may be taken together, if nothing is special about it."""
+        view, topic = self._view, record.topic
+        check = self._derived.queue_check(topic, record.queue_id)
+        field = topic.encode()
+        if (
+            check is not None
+            and len(field) <= TOPIC_V1_BYTES_MAX
+            and "\0" not in topic
+            and topic != SCHEDULE_TOPIC
+            and topic not in self._told
+            and topic not in view.deleted
+            and not view.queues.has_light
+        ):
+            self._known[bytes((len(field),)) + field, record.queue_id] = (check,)
+
+    def take(self, position: int) -> tuple[int, int]:
+        """As ``LogScan.take``."""
+        piece = self._piece
+        if piece is None or not piece.begin <= position < piece.begin + len(piece.data):
+            piece = self._piece = self._read(position)
+            if piece is None:
+                return 0, position
+        lead, at = piece.form.lead, position - piece.begin
+        behind, _, count, store_time_ms, runs, made, _ = native.scan(
+            piece.data,
+            at + lead,
+            begin=piece.begin,
+            has_headers=piece.form.is_raft,
+            before=None,
+            check_crc=True,
+            known=self._known,
+            indexed=-1,
+        )
+        if not count:
+            return 0, position
+        behind -= lead
+        self.store_time_ms = store_time_ms
+        if piece.form.is_raft:
+            self._entries.expect_all(memoryview(piece.data)[at:behind], position)
+        self._derived.expect_plain([(check, entries) for check, entries, _, _ in runs], made)
+        return count, piece.begin + behind
+
+    def _read(self, position: int) -> LogPiece | None:
+        confirmed = self._view.confirmed
+        length_bytes = _PIECE_BYTES if confirmed is None else min(_PIECE_BYTES, confirmed - position)
+        return self._view.log.read(position, length_bytes) if length_bytes > 0 else None
 
 
 class _DerivedCheck:
@@ -143,6 +223,17 @@ class _DerivedCheck:
             self._keyed.append((topic, properties, log_offset, record.store_time_ms))
             if len(self._keyed) >= _KEYED_MAX:
                 self._expect_keys()
+
+    def expect_plain(self, runs: Iterable[tuple[QueueCheck, bytes]], made: bytes) -> None:
+        """Records of some queues, by the entries that they must have there, and their entries in the index."""
+        self._expect_keys()
+        for check, entries in runs:
+            check.expect_all(entries)
+        self.index.expect_made(made)
+
+    def queue_check(self, topic: str, queue_id: int) -> QueueCheck | None:
+        """What is expected of a queue; None if no record of it has come yet."""
+        return self._queues.get((topic, queue_id))
 
     def _check(self, topic: str, queue_id: int) -> QueueCheck:
         key = (topic, queue_id)

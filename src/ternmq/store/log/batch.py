@@ -18,11 +18,15 @@ from ternmq.errors import RecordRefused
 from ternmq.kernels import HAS_NATIVE, native
 from ternmq.store.derived.queue import ConsumeQueue
 from ternmq.store.log.protocol import Log
+from ternmq.store.log.run import RunPart, SealedRun, may_wait
 from ternmq.store.log.writer import RecordLimits
 from ternmq.wire.record import CRC_MASK, Sysflag, shared_fields, topic_part
 
 #: Flag, body and properties of a message, as a batch on the wire has them.
 BatchPart: TypeAlias = tuple[int, bytes, bytes]
+
+#: What a kernel makes of a batch: log offsets, what they add to the queue (``RunPart``), and index entries.
+ExpandedBatch: TypeAlias = tuple[list[int], tuple[bytes, int, int, list[tuple[int, int]]], bytes]
 
 _NO_TRANSACTION: Final = ~Sysflag.TRANSACTION_MASK
 _pack_short: Final = struct.Struct(">h").pack
@@ -45,6 +49,7 @@ class BatchWriter:
         self,
         log: Log,
         dispatch: Callable[[ConsumeQueue, list[str], str, list[int], list[int], int, int], None],
+        dispatch_run: Callable[[SealedRun], None],
         *,
         store_host: bytes,
         now_ms: Callable[[], int],
@@ -52,14 +57,12 @@ class BatchWriter:
         reserve: Callable[[int, int], None],
         limits: RecordLimits,
         wake: Callable[[], None],
-        dispatch_made: Callable[[ConsumeQueue, bytes, int, list[int], bytes, int], None] | None = None,
     ) -> None:
-        """``wake`` is called after each batch. ``dispatch_made`` takes in what a kernel made of one; there is none for
-        a log that confirms later."""
+        """``wake`` is called after each batch. ``dispatch_run`` takes in what a kernel made of one."""
         self._log = log
         self._reserve = reserve
         self._dispatch = dispatch
-        self._dispatch_made = dispatch_made if HAS_NATIVE and not log.lead else None
+        self._dispatch_run = dispatch_run
         self._store_host = store_host
         self._now_ms = now_ms
         self._queue_of = queue_of
@@ -151,9 +154,9 @@ class BatchWriter:
         """``put`` for a batch as it was sent (``wire.batch``), whose messages have nothing special in their properties.
 
         None if ``put`` must decide, and nothing was stored: no kernel, a log that is shut, other queues than plain
-        ones, or messages without a unique key. Raises as ``put``.
+        ones, messages without a unique key, or with so many keys that they should not wait. Raises as ``put``.
         """
-        if self._dispatch_made is None:
+        if not HAS_NATIVE:
             return None
         queue, window, limits = self._queue_of(topic, queue_id), self._log.window, self._limits
         if queue.needs_facts or queue.has_due_times or window.limit < window.at:
@@ -162,13 +165,14 @@ class BatchWriter:
         shared, _ = shared_fields(sysflag & _NO_TRANSACTION, born_time_ms, born_host, store_time_ms, self._store_host)
         topic_field, magic = topic_part(queue.topic_bytes)
 
-        def expand() -> tuple[list[int], int, bytes, list[int], bytes] | int | None:
+        def expand() -> ExpandedBatch | int | None:
             return native.expand_batch(
                 window.page,
                 window.at - window.base,
                 window.limit - window.base,
                 data,
                 log_offset=window.at,
+                lead=self._log.lead,
                 queue_id=queue_id,
                 queue_offset=queue.assigned,
                 store_time_ms=store_time_ms,
@@ -189,8 +193,11 @@ class BatchWriter:
         if made is None or isinstance(made, int):
             return None
         queue_offset = queue.assigned
-        log_offsets, end_offset, entries, tags_codes, keys = made
-        self._log.seal(end_offset, store_time_ms)
-        self._dispatch_made(queue, entries, end_offset, tags_codes, keys, log_offsets[-1])
+        log_offsets, added, keys = made
+        part = RunPart(queue, *added)
+        if not may_wait(self._log, keys, part.log_end - log_offsets[0]):
+            return None
+        self._log.seal(part.log_end, store_time_ms)
+        self._dispatch_run(SealedRun([part], keys, log_offsets[-1], part.log_end, store_time_ms))
         self._wake()
-        return PlacedBatch(log_offsets, end_offset, queue_offset, store_time_ms)
+        return PlacedBatch(log_offsets, part.log_end, queue_offset, store_time_ms)

@@ -36,8 +36,8 @@ from ternmq.store.derived.follower import Follower
 from ternmq.store.derived.queue import ConsumeQueue
 from ternmq.store.derived.queues import ConsumeQueues
 from ternmq.store.log.protocol import Log
-from ternmq.store.log.run import RunPart, SealedRun
-from ternmq.wire.layouts.queue_entry import ENTRY, ENTRY_BYTES
+from ternmq.store.log.run import SealedRun
+from ternmq.wire.layouts.queue_entry import ENTRY
 from ternmq.wire.record import unpack_record
 
 #: Records that may wait: some seconds of a busy broker. More means that the other nodes do not keep up.
@@ -154,9 +154,8 @@ class Pending:
         """Keep records of a run that was just sealed; in place of ``Dispatcher.fresh_run``."""
         self._facts.append(run)
         for part in run.parts:
-            count = _count(part)
-            part.queue.pending += count
-            self._count += count
+            part.queue.pending += part.record_count
+            self._count += part.record_count
 
     def restore(self, facts: Iterable[Fact], *, dispatched: int, store_time_ms: int) -> None:
         """Begin with what recovery found: all before ``dispatched`` is dispatched, ``facts`` follow it."""
@@ -207,9 +206,8 @@ class Pending:
 
     def _confirm_run(self, run: SealedRun) -> None:
         for part in run.parts:
-            count = _count(part)
-            part.queue.pending -= count
-            self._count -= count
+            part.queue.pending -= part.record_count
+            self._count -= part.record_count
         self._dispatched, self._time_ms = run.end_offset, run.store_time_ms
         self._dispatcher.fresh_run(run)
 
@@ -233,9 +231,8 @@ class Pending:
                     return
                 facts.pop()
                 for part in last.parts:
-                    count = _count(part)
-                    part.queue.pending -= count
-                    self._count -= count
+                    part.queue.pending -= part.record_count
+                    self._count -= part.record_count
                 for kept in self._facts_of(last, log_offset):
                     self._add(*kept)
                 continue
@@ -258,7 +255,7 @@ class Pending:
             first_offset = ENTRY.unpack_from(part.entries)[0]
             if (
                 self._queues.table.get((queue.topic, queue.queue_id)) is not queue
-                or queue.next_offset + _count(part) != max(end for _, end in part.tags)
+                or queue.next_offset + part.record_count != max(end for _, end in part.tags)
                 or queue.log_end > first_offset
                 or self._dispatcher.is_deleted(queue.topic, first_offset)
             ):
@@ -281,7 +278,3 @@ class Pending:
             data = self._log.record(log_offset)
             assert data is not None, "what is not confirmed is in the log"
             yield self._dispatcher.fact(unpack_record(data, check_crc=False)), queue
-
-
-def _count(part: RunPart) -> int:
-    return len(part.entries) // ENTRY_BYTES

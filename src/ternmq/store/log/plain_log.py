@@ -68,7 +68,6 @@ class PlainLog:
     """Implements ``store.log.protocol.Log``, where the methods are described."""
 
     confirms_at_once: Final = True
-    has_checked_leads: Final = True
     known_confirmed: Final = None
 
     __slots__ = (
@@ -507,6 +506,12 @@ class PlainLog:
 
     def is_sealed(self, lead: bytes, log_offset: int, size: int, /) -> bool:
         return self.form_at(log_offset).is_lead(lead, log_offset, size)
+
+    def entry_before(self, _position: int, /) -> tuple[int, int] | None:
+        return None
+
+    def note_checked(self, _lead: bytes, /) -> None:
+        pass
 
     def _segment(self, log_offset: int) -> Segment | None:
         """The segment that holds this byte, mapped for the occasion if it is not; None if there is none."""

@@ -216,9 +216,13 @@ class Log(Protocol):
         """Whether these bytes are the lead of the record at ``log_offset``; asked only where leads have bytes."""
         ...
 
-    @property
-    def has_checked_leads(self) -> bool:
-        """Whether all that ``is_sealed`` would look at, besides the lead itself, was checked before it was appended."""
+    def entry_before(self, position: int, /) -> tuple[int, int] | None:
+        """Index and term of the Raft entry that one at ``position`` must follow, if ``is_sealed`` checks that, and the
+        CRC of the whole record; a negative index if that may be any. None if it checks nothing but the lead."""
+        ...
+
+    def note_checked(self, lead: bytes, /) -> None:
+        """Others have checked entries in place of ``is_sealed``; this is the header of the last one."""
         ...
 
     def walk(self, position: int, *, check_crc: bool = True) -> LogWalk:

@@ -15,15 +15,18 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from ternmq.kernels import HAS_NATIVE, native
 from ternmq.store.config import FlushDiskType, StoreConfig
+from ternmq.store.derived.parts import Closings
 from ternmq.store.derived.queue import ConsumeQueue
-from ternmq.store.log.made import PackingRoom
 from ternmq.store.log.protocol import Log
 from ternmq.store.log.writer import RecordLimits
-from ternmq.wire.record import HOST_V4_BYTES, NO_HOST_FLAGS, Sysflag
+from ternmq.wire.layouts.queue_entry import ENTRY_BYTES
+from ternmq.wire.record import HOST_V4_BYTES, NO_HOST_FLAGS, Page, Sysflag
 
 if TYPE_CHECKING:
     from ternmq._native import ReplyForm, Sends, SendTerms
 
+#: Index entries that may wait with a few small records.
+_WAITING_KEYS_BYTES_MAX: Final = 64 << 10
 _SYSFLAG_MASK: Final = NO_HOST_FLAGS & ~Sysflag.TRANSACTION_MASK
 
 
@@ -35,8 +38,13 @@ class RunPart(NamedTuple):
     #: Log offset behind the last of them.
     log_end: int
     body_bytes: int
-    #: Each tags code, with the queue offset behind its last record.
+    #: Each tags code, with the queue offset behind its last record, or behind a later one of these.
     tags: list[tuple[int, int]]
+
+    @property
+    def record_count(self) -> int:
+        """How many records these are."""
+        return len(self.entries) // ENTRY_BYTES
 
 
 class SealedRun(NamedTuple):
@@ -52,6 +60,8 @@ class SealedRun(NamedTuple):
     last_offset: int
     end_offset: int
     store_time_ms: int
+    #: Whether, and how, they close other records.
+    closings: Closings | None = None
 
 
 class PlacedRun(NamedTuple):
@@ -66,8 +76,26 @@ class PlacedRun(NamedTuple):
     ends: bytes
 
 
+class PackingRoom(NamedTuple):
+    """Where a kernel may pack whole records, one behind the other, and what they need to know."""
+
+    page: Page
+    #: Between these positions of the page.
+    at: int
+    end: int
+    #: Of the first record, and bytes between two, which the log fills.
+    log_offset: int
+    lead: int
+    store_time_ms: int
+    store_host: bytes
+    #: A record of this size breaks no limit, whatever it is made of.
+    unchecked_bytes_max: int
+    #: By topic and queue id.
+    table: dict[tuple[str, int], ConsumeQueue]
+
+
 class PackedRun(NamedTuple):
-    """Records of a run that stand in the room for them."""
+    """Records that stand in the room for them."""
 
     #: Log offset behind the last of them, and of the last.
     end_offset: int
@@ -75,10 +103,17 @@ class PackedRun(NamedTuple):
     parts: list[RunPart]
     #: Index entries.
     keys: bytes
+    closings: Closings | None = None
 
 
 #: Packs records into a room; None if it packed none.
 RunPacker: TypeAlias = Callable[[PackingRoom], PackedRun | None]
+
+
+def may_wait(log: Log, keys: bytes, record_bytes: int) -> bool:
+    """Whether index entries may wait with their records, where these wait. One takes 20 bytes, and a key may have a
+    single byte: then the texts of the records, which wait otherwise, take less memory."""
+    return log.confirms_at_once or len(keys) <= max(_WAITING_KEYS_BYTES_MAX, record_bytes)
 
 
 class RunWriter:
@@ -107,8 +142,8 @@ class RunWriter:
         self._is_sync = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._wake = wake
         self._can_run = HAS_NATIVE and len(store_host) == HOST_V4_BYTES
-        #: Whether records of ``put_packed`` can be sealed and dispatched at once.
-        self._can_pack = log.confirms_at_once and not log.lead and not self._is_sync
+        #: Whether what is sealed is as safe as this store makes it.
+        self._is_safe_at_once = log.confirms_at_once and not log.lead and not self._is_sync
 
     def terms(self, more_properties: bytes, marks: Sequence[bytes]) -> SendTerms | None:
         """What ``put`` needs to know of all sends: the properties that stand behind those of each, and texts in
@@ -177,14 +212,16 @@ class RunWriter:
             self._wake()
         return PlacedRun(number, parts, replies, ends)
 
-    def put_packed(self, pack: RunPacker) -> bool:
-        """Append and dispatch records that ``pack`` makes of a run.
+    def put_packed(self, pack: RunPacker, *, answers_at_once: bool = True) -> bool:
+        """Append and dispatch records that ``pack`` makes.
 
-        False if it packed none, there is no room, or the log confirms later: nothing was stored.
+        False if it packed none, there is no room, or they have too many keys to wait: nothing was stored. With
+        ``answers_at_once`` senders are told at once that their records are stored: False, too, if they have to wait
+        for the log or the disk.
         """
         window = self._log.window
         log_offset, limit, base = window.at, window.limit, window.base
-        if limit <= log_offset or not self._can_pack:
+        if limit <= log_offset or not self._can_run or (answers_at_once and not self._is_safe_at_once):
             return False
         store_time_ms = self._now_ms()
         packed = pack(
@@ -193,14 +230,20 @@ class RunWriter:
                 log_offset - base,
                 limit - base,
                 log_offset,
+                self._log.lead,
                 store_time_ms,
                 self._store_host,
-                self._limits.record_bytes_max,
+                self._limits.unchecked_bytes_max,
                 self._table,
             )
         )
         if packed is None:
             return False
-        self._log.seal(packed.end_offset, store_time_ms)
-        self._dispatch(SealedRun(packed.parts, packed.keys, packed.last_offset, packed.end_offset, store_time_ms))
+        end_offset, last_offset, parts, keys, closings = packed
+        if not may_wait(self._log, keys, end_offset - log_offset):
+            return False
+        self._log.seal(end_offset, store_time_ms)
+        self._dispatch(SealedRun(parts, keys, last_offset, end_offset, store_time_ms, closings))
+        if self._is_sync:
+            self._wake()
         return True

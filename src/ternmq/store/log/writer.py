@@ -14,7 +14,6 @@ from ternmq.store.derived.fact import Fresh
 from ternmq.store.derived.queue import ConsumeQueue
 from ternmq.store.derived.queues import ConsumeQueues, batch_refused
 from ternmq.store.log.draft import Draft, Placed
-from ternmq.store.log.made import Made, Maker, PackingRoom
 from ternmq.store.log.protocol import Log
 from ternmq.types import Buffer
 from ternmq.wire.record import (
@@ -101,14 +100,12 @@ class RecordWriter:
         before_reserve: Callable[[], None],
         wake: Callable[[], None],
         is_batch: Callable[[str], bool],
-        dispatch_made: Callable[[Made], None] | None = None,
     ) -> None:
         """``dispatch`` takes in what was sealed: ``Dispatcher.fresh``, or ``Pending.fresh`` if the log confirms later;
         ``dispatch_all`` likewise.
         ``before_reserve`` is called when the log needs space, now and then; it may raise, and nothing is stored.
         ``wake`` is called under SYNC_FLUSH after each record. ``is_batch`` tells topics that are to have batch queues
-        (RocketMQ 5's ``queue.type=BatchCQ``), which are refused. ``dispatch_made`` takes in what a kernel made; there
-        is none for a log that confirms later.
+        (RocketMQ 5's ``queue.type=BatchCQ``), which are refused.
         """
         self.limits = RecordLimits(config, lead=log.lead)
         self._unchecked_bytes_max = self.limits.unchecked_bytes_max
@@ -121,7 +118,6 @@ class RecordWriter:
         self._table = queues.table
         self._dispatch = dispatch
         self._dispatch_all = dispatch_all
-        self._dispatch_made = dispatch_made if not log.lead and len(store_host) == HOST_V4_BYTES else None
         self._store_host = store_host
         self._now_ms = now_ms
         self._is_sync = config.flush_disk_type is FlushDiskType.SYNC_FLUSH
@@ -256,35 +252,6 @@ class RecordWriter:
                 return done
             done += together
         return done
-
-    def put_made(self, make: Maker) -> int:
-        """Append and dispatch records that a kernel packs; how many.
-
-        0 if ``put`` must decide, and nothing was stored: another kind of log, no room, or the kernel leaves them to it.
-        """
-        window = self._window
-        if self._dispatch_made is None or window.limit <= window.at:
-            return 0
-        base, log_offset, store_time_ms = window.base, window.at, self._now_ms()
-        made = make(
-            PackingRoom(
-                window.page,
-                log_offset - base,
-                window.limit - base,
-                log_offset,
-                store_time_ms,
-                self._store_host,
-                self._unchecked_bytes_max,
-                self._table,
-            )
-        )
-        if made is None:
-            return 0
-        self._seal(made.end_offset, store_time_ms)
-        self._dispatch_made(made)
-        if self._is_sync:
-            self._wake()
-        return made.record_count
 
     def _put_together(self, drafts: Sequence[Draft], first: int) -> int:
         """Append the small records that come first, as many as the window has room for; how many."""
