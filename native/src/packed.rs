@@ -132,6 +132,8 @@ impl ReplyForm {
     }
 }
 
+const QUEUE_ENTRY_BYTES: usize = 20;
+
 /// What records add to their queue.
 #[derive(Default)]
 pub struct Added {
@@ -161,6 +163,11 @@ impl Added {
             Some((_, end)) => *end = queue_end,
             None => self.tags.push((tags_code, queue_end)),
         }
+    }
+
+    /// How many records these are.
+    pub fn count(&self) -> usize {
+        self.entries.len() / QUEUE_ENTRY_BYTES
     }
 
     /// Queue entries, log offset behind the last record, bytes of the bodies, and tags; None without records.

@@ -6,9 +6,14 @@ import asyncio
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ternmq.env import UsedTime, WorkClock
 from ternmq.net.lanes import AHEAD_S, SLICE_REQUESTS, SLOW_REQUESTS, TURN_S, LaneConfig, Lanes
+from ternmq.net.latency import FIRST_S
+from ternmq.net.mailboxes import PAST_KEY_LENGTH_MAX
+from ternmq.wire.header import Request
 
 
 class Log:
@@ -46,6 +51,99 @@ async def test_jobs_of_one_lane_run_in_order_of_arrival() -> None:
     lanes.run()
 
     assert list(range(100)) == log.ran
+
+
+def accounts(lanes: Lanes) -> list[Any]:
+    """All that lanes have noted of what was done."""
+    return [
+        lanes._level,
+        [
+            (lane.used, lane.waits.counts, lane.waits.sum_s, lane.waits.max_s, lane.refused_late, lane.queued_bytes)
+            for lane in lanes.by_name.values()
+        ],
+        [
+            (lane.requests, lane.has_keys, lane.spent, lane.plain.used, lane._level, lane._past)
+            for lane in lanes.by_name.values()
+        ],
+    ]
+
+
+@given(
+    reads=st.lists(
+        st.tuples(
+            st.lists(
+                st.tuples(
+                    st.sampled_from(["send", "pull"]),
+                    st.sampled_from([None, "a", "b", "l" * (PAST_KEY_LENGTH_MAX + 1)]),
+                    st.sampled_from([TURN_S / 100, TURN_S / 3, TURN_S * 2]),
+                ),
+                min_size=1,
+                max_size=3,
+            ),
+            # How old it is when it is handled, and whether the turn of the loop is over then.
+            st.sampled_from([0.0, 0.0, FIRST_S / 2, FIRST_S * 2, 0.3]),
+            st.booleans(),
+        ),
+        max_size=12,
+    )
+)
+def test_a_job_that_comes_alone_is_carried_out_and_counted_as_if_it_had_been_queued(
+    reads: list[tuple[list[tuple[str, str | None, float]], float, bool]],
+) -> None:
+    """B3, R4: in the same order, and with the same claims of lanes and groups afterwards."""
+
+    class Costly(Log):
+        def run(self, request: Any) -> None:
+            self._cost_s = request[1]
+            super().run(request)
+
+    async def carry_out() -> None:
+        logs, both = [], []
+        for _ in range(2):
+            clock = [1.0]
+            logs.append((clock, Costly(clock)))
+            both.append(await lanes_at(clock, LaneConfig("send", wait_max_ms=200), LaneConfig("pull")))
+        for number, (jobs, waited_s, is_last) in enumerate(reads):
+            for (clock, log), lanes, may_be_alone in zip(logs, both, (True, False), strict=True):
+                arrived, clock[0] = clock[0], clock[0] + waited_s
+                for name, key, cost_s in jobs:
+                    lane, request = lanes[name], (number, cost_s)
+                    if may_be_alone and len(jobs) == 1 and lanes.run_alone(lane, log, request, arrived, 1, key):
+                        break
+                    lanes.submit(lane, log, request, arrived, 10, key)
+                else:
+                    lanes.run()
+            if is_last:
+                await asyncio.sleep(0)
+            [(clock, log), (other_clock, other_log)] = logs
+            assert (other_clock, other_log.ran, other_log.refused) == (clock, log.ran, log.refused)
+            assert accounts(both[1]) == accounts(both[0])
+
+    asyncio.run(carry_out())
+
+
+async def test_what_a_job_alone_gives_back_is_carried_out_as_well() -> None:
+    """B3: the rest of a run becomes jobs of their own, which wait for their turn."""
+    clock = [0.0]
+    log = Log(clock, cost_s=TURN_S * 2)
+    lanes = await lanes_at(clock, LaneConfig("send"))
+
+    class Run(Log):
+        def run(self, request: Any) -> None:
+            super().run(request)
+            assert lanes.is_over()
+            lanes.give_back(lanes["send"], log, [Request(10, number) for number in (1, 2)])
+
+    run = Run(clock, cost_s=TURN_S * 2)
+    assert lanes.run_alone(lanes["send"], run, "run", 0.0, 3)
+    assert not lanes.run_alone(lanes["send"], log, "behind it", 0.0)
+    lanes.submit(lanes["send"], log, Request(10, 3), clock[0])
+    lanes.run()
+    await asyncio.sleep(0.05)
+
+    assert ["run"] == run.ran
+    assert [1, 2, 3] == [request.opaque for request in log.ran]
+    assert (0, 2) == (lanes["send"].requests, lanes["send"].given_back)
 
 
 async def test_a_storm_on_one_lane_delays_another_by_one_slice_only() -> None:

@@ -254,6 +254,49 @@ class Lanes:
             lane.level_plain()
         jobs.append((worker, request, arrived, size))
 
+    def run_alone(
+        self, lane: Lane, worker: Worker, request: Any, arrived: float, count: int = 1, key: str | None = None
+    ) -> bool:
+        """Carry out the one job that a read brought, of ``count`` requests, if nothing else waits on any lane: what
+        ``submit`` and ``run`` would do, less the queueing. False if it must wait for its turn: it has to be queued."""
+        if self._active or self._is_inside or self._is_piled:
+            return False
+        now, turn_end, config = self._time(), self._turn_end, lane.config
+        if turn_end is None:
+            self._turn_end = now + TURN_S
+            self._loop.call_soon(self._end_turn)
+        elif now > turn_end:
+            return False
+        waited_s = now - arrived
+        if lane.limit < config.capacity or (config.wait_max_ms and waited_s * 1000 > config.wait_max_ms):
+            return False
+        if waited_s < FIRST_S:
+            waits = lane.waits
+            waits.counts[0] += count
+            waits.sum_s += waited_s * count
+        else:
+            lane.waits.add(waited_s, count)
+        charging = self._charging
+        self._level = lane.used = max(lane.used, self._level)
+        self._served.add(key or lane.plain)
+        began = charging()
+        self._is_inside = True
+        try:
+            worker.run(request)
+        except Exception:
+            log.exception("a request on lane %s failed without an answer; other requests continue", config.name)
+        finally:
+            self._is_inside = False
+            used = charging() - began
+            lane.used += used
+            if key is not None:
+                lane.served_alone(key, used)
+                self._emptied.append(lane)
+            if self._active:
+                # What it gave back, or queued.
+                self.run()
+        return True
+
     def is_over(self) -> bool:
         """Whether the time of this turn is over: a job of many requests gives the rest back."""
         return self._turn_end is not None and self._time() > self._turn_end
@@ -261,6 +304,8 @@ class Lanes:
     def give_back(self, lane: Lane, worker: Worker, requests: Sequence[Request[Any]]) -> None:
         """Make jobs of what is left of the one that is being carried out, before all others without a key."""
         now = self._time()
+        if not lane.count and lane not in self._active:
+            self._active.append(lane)
         lane.given_back += len(requests)
         for request in reversed(requests):
             lane.queued_bytes += request.frame_bytes

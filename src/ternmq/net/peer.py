@@ -380,6 +380,7 @@ class Peer(CallingStream):
         measures = self.latencies is not None
         read: ReadRuns | None = None
         responses = 0
+        is_alone = len(commands) == 1
         for command in commands:
             if isinstance(command, Response):
                 responses += 1
@@ -389,7 +390,7 @@ class Peer(CallingStream):
                 assert runs is not None, "runs are only made where there is one to take them"
                 if read is None:
                     read = ReadRuns(runs, now)
-                self._submit_run(read, command, now)
+                self._submit_run(read, command, now, is_alone=is_alone)
                 continue
             if measures:
                 command.arrived, command.is_held = now, False
@@ -413,7 +414,10 @@ class Peer(CallingStream):
                     topic = fields.get(rule.topic) if topic is not None else None
             elif route.key_in_body is not None:
                 key, topic = route.key_in_body(command.body)
-            lanes.submit(by_name[route.lane], self, command, now, command.frame_bytes, key, topic)
+            lane = by_name[route.lane]
+            if is_alone and lanes.run_alone(lane, self, command, now, 1, key):
+                continue
+            lanes.submit(lane, self, command, now, command.frame_bytes, key, topic)
         if responses < len(commands):
             lanes.run()
 
@@ -434,10 +438,12 @@ class Peer(CallingStream):
                 self._lanes.read_later(self._read_on)
         return data, count
 
-    def _submit_run(self, read: ReadRuns, sends: Sends, now: float) -> None:
+    def _submit_run(self, read: ReadRuns, sends: Sends, now: float, *, is_alone: bool) -> None:
         """Queue a run as one job if its lane has room for all its requests, else each of them."""
         lane, lanes, count, size = read.runs.lane, self._lanes, sends.count, sends.frame_bytes
         if lane.requests + count <= lane.limit and lane.queued_bytes + size <= lane.config.bytes_max:
+            if is_alone and lanes.run_alone(lane, read, sends, now, count):
+                return
             lane.in_runs += count - 1
             lanes.submit(lane, read, sends, now, size)
             return

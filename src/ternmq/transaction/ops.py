@@ -12,7 +12,7 @@ from ternmq import names
 from ternmq.env import Clock
 from ternmq.kernels import HAS_NATIVE, native
 from ternmq.store.log.made import PackingRoom
-from ternmq.store.log.run import PackedRun, RunPart
+from ternmq.store.log.run import PackedRun
 from ternmq.store.store import MessageStore
 from ternmq.transaction import half as halves
 from ternmq.transaction.half import QUEUE_ID
@@ -56,8 +56,7 @@ class OpWriter:
             if made is None:
                 return None
             last_offset, added = made
-            part = RunPart(queue, *added)
-            return PackedRun(part.log_end, last_offset, [part], b"")
+            return PackedRun(added[1], last_offset, [(queue, *added)], b"")
 
         if HAS_NATIVE and self._store.put_packed(pack):
             return

@@ -110,9 +110,8 @@ class Node:
         sends = native.parse_sends(data, 0, 1 << 24)
         assert sends is not None
         assert self._terms is not None
-        placed = self.store.put_run(
-            sends, 0, lambda *_: True, count_max=40, terms=self._terms, form=self._form, born_host=BORN
-        )
+        plain = dict.fromkeys((header.topic for header, _ in headers), 1_000)
+        placed = self.store.put_run(sends, 0, plain, count_max=40, terms=self._terms, form=self._form, born_host=BORN)
         if placed is None:
             return []
         self.in_runs += placed.next

@@ -245,20 +245,21 @@ class Dispatcher:
     def fresh_run(self, run: SealedRun) -> None:
         """Take in records of several queues that were just appended, or just confirmed. Not for queues whose entries
         have due times or units beside them."""
-        for part in run.parts:
-            part.queue.extend(part.entries, part.log_end)
+        parts = run.parts
+        ConsumeQueue.extend_all(parts)
         if self._index is not None and run.keys:
             self._index.add_made(run.keys, run.last_offset)
         if self.parts is not None:
-            for queue, entries, log_end, _, _ in run.parts:
+            for queue, entries, log_end, _, _ in parts:
                 if queue.needs_facts:
                     begin = ENTRY.unpack_from(entries)[0]
                     with self.parts.view(begin, log_end - begin) as data:
                         self.fold_run(queue.topic, entries, data, begin)
         if self.on_arrival is not None:
-            for queue, _, _, _, tags in run.parts:
+            on_arrival = self.on_arrival
+            for queue, _, _, _, tags in parts:
                 for tags_code, end_offset in tags:
-                    self.on_arrival(queue.topic, queue.queue_id, end_offset, tags_code, None)
+                    on_arrival(queue.topic, queue.queue_id, end_offset, tags_code, None)
 
     def fold_run(self, topic: str, entries: bytes, data: memoryview, begin: int) -> None:
         """Give records to the further parts, by their new queue entries. ``data`` has the log from ``begin`` on."""

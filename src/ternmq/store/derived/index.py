@@ -61,6 +61,7 @@ _EMPTY_SLOTS: Final = bytes(64 * 1024)
 
 #: Entries as the kernels make them: hash, log offset, store time.
 _MADE: Final = struct.Struct(">iqq")
+_MADE_BYTES: Final = _MADE.size
 
 _unpack_slot: Final = INDEX_SLOT.unpack_from
 _pack_slot: Final = INDEX_SLOT.pack_into
@@ -161,24 +162,17 @@ class IndexFile:
         _, self.end_offset, self.end_time_ms = entries[-1]
         self.write_header()
 
-    def put_made(self, made: bytes, put: Callable[..., tuple[int, int, int]]) -> None:
+    def put_made(self, made: bytes) -> None:
         """``put`` for entries that a kernel made. Raises ``DiskFull`` before anything is changed."""
-        end = self._entries_at + self.count * INDEX_ENTRY_BYTES + len(made) // _MADE.size * INDEX_ENTRY_BYTES
+        number = self.count
+        behind = number + len(made) // _MADE_BYTES
+        end = self._entries_at + behind * INDEX_ENTRY_BYTES
         if end > self._reserved:
             self._reserve(end)
-        self.used_slots, self.begin_time_ms, begin_offset = put(
-            self._page,
-            made,
-            slots=self._slots,
-            number=self.count,
-            used_slots=self.used_slots,
-            begin_time_ms=self.begin_time_ms,
+        self.used_slots, self.begin_time_ms, self.begin_offset, self.end_offset, self.end_time_ms = native.index_put(
+            self.segment.page, made, self._slots, number, self.used_slots, self.begin_time_ms, self.begin_offset
         )
-        if begin_offset >= 0:
-            self.begin_offset = begin_offset
-        self.count += len(made) // _MADE.size
-        _, self.end_offset, self.end_time_ms = _MADE.unpack_from(made, len(made) - _MADE.size)
-        self.write_header()
+        self.count = behind
 
     def write_header(self) -> None:
         _pack_header(
@@ -424,8 +418,8 @@ class Index:
         while made:
             try:
                 file = self._open_file()
-                room_bytes = (self._entries - file.count) * _MADE.size
-                file.put_made(made[:room_bytes], native.index_put)
+                room_bytes = (self._entries - file.count) * _MADE_BYTES
+                file.put_made(made[:room_bytes])
             except StoreError:
                 self._entries_left += _MADE.iter_unpack(made)
                 raise

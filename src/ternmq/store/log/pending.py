@@ -36,7 +36,7 @@ from ternmq.store.derived.follower import Follower
 from ternmq.store.derived.queue import ConsumeQueue
 from ternmq.store.derived.queues import ConsumeQueues
 from ternmq.store.log.protocol import Log
-from ternmq.store.log.run import RunPart, SealedRun
+from ternmq.store.log.run import SealedRun
 from ternmq.wire.layouts.queue_entry import ENTRY, ENTRY_BYTES
 from ternmq.wire.record import unpack_record
 
@@ -153,9 +153,9 @@ class Pending:
     def fresh_run(self, run: SealedRun) -> None:
         """Keep records of a run that was just sealed; in place of ``Dispatcher.fresh_run``."""
         self._facts.append(run)
-        for part in run.parts:
-            count = _count(part)
-            part.queue.pending += count
+        for queue, entries, *_ in run.parts:
+            count = len(entries) // ENTRY_BYTES
+            queue.pending += count
             self._count += count
 
     def restore(self, facts: Iterable[Fact], *, dispatched: int, store_time_ms: int) -> None:
@@ -206,9 +206,9 @@ class Pending:
             self._dispatcher.confirmed(fact)
 
     def _confirm_run(self, run: SealedRun) -> None:
-        for part in run.parts:
-            count = _count(part)
-            part.queue.pending -= count
+        for queue, entries, *_ in run.parts:
+            count = len(entries) // ENTRY_BYTES
+            queue.pending -= count
             self._count -= count
         self._dispatched, self._time_ms = run.end_offset, run.store_time_ms
         self._dispatcher.fresh_run(run)
@@ -232,9 +232,9 @@ class Pending:
                 if last.end_offset <= log_offset:
                     return
                 facts.pop()
-                for part in last.parts:
-                    count = _count(part)
-                    part.queue.pending -= count
+                for own, entries, *_ in last.parts:
+                    count = len(entries) // ENTRY_BYTES
+                    own.pending -= count
                     self._count -= count
                 for kept in self._facts_of(last, log_offset):
                     self._add(*kept)
@@ -253,12 +253,11 @@ class Pending:
         """Whether its entries can be added as they are: no topic was deleted since, and no fold has more to do."""
         if self._queues.has_light:
             return False
-        for part in run.parts:
-            queue = part.queue
-            first_offset = ENTRY.unpack_from(part.entries)[0]
+        for queue, entries, _, _, tags in run.parts:
+            first_offset = ENTRY.unpack_from(entries)[0]
             if (
                 self._queues.table.get((queue.topic, queue.queue_id)) is not queue
-                or queue.next_offset + _count(part) != max(end for _, end in part.tags)
+                or queue.next_offset + len(entries) // ENTRY_BYTES != max(end for _, end in tags)
                 or queue.log_end > first_offset
                 or self._dispatcher.is_deleted(queue.topic, first_offset)
             ):
@@ -269,19 +268,15 @@ class Pending:
         """Whether a record of the run ends at ``log_offset`` or before."""
         if run.end_offset <= log_offset:
             return True
-        firsts = [ENTRY.unpack_from(part.entries) for part in run.parts]
+        firsts = [ENTRY.unpack_from(entries) for _, entries, *_ in run.parts]
         return any(at + size <= log_offset for at, size, _ in firsts)
 
     def _facts_of(self, run: SealedRun, until: int) -> Iterator[tuple[Fact, ConsumeQueue]]:
         """The facts of its records that end at ``until`` or before, in log order, as the log tells them."""
-        found = [(at, size, part.queue) for part in run.parts for at, size, _ in ENTRY.iter_unpack(part.entries)]
+        found = [(at, size, queue) for queue, entries, *_ in run.parts for at, size, _ in ENTRY.iter_unpack(entries)]
         for log_offset, size, queue in sorted(found, key=lambda each: each[0]):
             if log_offset + size > until:
                 return
             data = self._log.record(log_offset)
             assert data is not None, "what is not confirmed is in the log"
             yield self._dispatcher.fact(unpack_record(data, check_crc=False)), queue
-
-
-def _count(part: RunPart) -> int:
-    return len(part.entries) // ENTRY_BYTES
