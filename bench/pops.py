@@ -29,7 +29,7 @@ TOPIC: Final = "BenchTopic"
 GROUP: Final = "bench"
 POPPED: Final = 32
 #: Acks of a read.
-ACKS: Final = (POPPED, 4)
+ACKS: Final = (POPPED, 4, 2, 1)
 
 
 def batch(number: int) -> bytes:

@@ -255,45 +255,71 @@ class Lanes:
         jobs.append((worker, request, arrived, size))
 
     def run_alone(
-        self, lane: Lane, worker: Worker, request: Any, arrived: float, count: int = 1, key: str | None = None
+        self,
+        lane: Lane,
+        worker: Worker,
+        requests: Sequence[Any],
+        arrived: float,
+        key: str | None = None,
+        topic: str | None = None,
+        *,
+        size: int = 0,
+        run_count: int = 1,
     ) -> bool:
-        """Carry out the one job that a read brought, of ``count`` requests, if nothing else waits on any lane: what
-        ``submit`` and ``run`` would do, less the queueing. False if it must wait for its turn: it has to be queued."""
+        """Carry out all that a read brought, if nothing else waits on any lane: one job, of ``run_count`` requests, or
+        requests of one group and topic, of ``size`` bytes. It does what ``submit`` and ``run`` would do, less the
+        queueing; what a slice or the turn has no time for is queued here. False if they must wait for their turn:
+        nothing was done."""
         if self._active or self._is_inside or self._is_piled:
             return False
-        now, turn_end, config = self._time(), self._turn_end, lane.config
-        if turn_end is None:
-            self._turn_end = now + TURN_S
-            self._loop.call_soon(self._end_turn)
-        elif now > turn_end:
+        time, turn_end, config = self._time, self._turn_end, lane.config
+        now = time()
+        if turn_end is not None and now > turn_end:
             return False
         waited_s = now - arrived
-        if lane.limit < config.capacity or (config.wait_max_ms and waited_s * 1000 > config.wait_max_ms):
+        count = len(requests)
+        if (
+            lane.limit < config.capacity
+            or (config.wait_max_ms and waited_s * 1000 > config.wait_max_ms)
+            or (count > 1 and (count > config.capacity or size > config.bytes_max))
+        ):
             return False
-        if waited_s < FIRST_S:
-            waits = lane.waits
-            waits.counts[0] += count
-            waits.sum_s += waited_s * count
-        else:
-            lane.waits.add(waited_s, count)
+        if turn_end is None:
+            turn_end = self._turn_end = now + TURN_S
+            self._loop.call_soon(self._end_turn)
         charging = self._charging
         self._level = lane.used = max(lane.used, self._level)
         self._served.add(key or lane.plain)
+        # As in ``_run_jobs``.
+        looks = SLOW_REQUESTS if key is None and run_count == 1 else 1
+        done = 0
         began = charging()
         self._is_inside = True
         try:
-            worker.run(request)
-        except Exception:
-            log.exception("a request on lane %s failed without an answer; other requests continue", config.name)
+            for request in requests:
+                done += 1
+                try:
+                    worker.run(request)
+                except Exception:
+                    _log_failure(config.name)
+                if done in (count, SLICE_REQUESTS) or (not done % looks and time() > turn_end):
+                    break
         finally:
-            self._is_inside = False
             used = charging() - began
             lane.used += used
             if key is not None:
                 lane.served_alone(key, used)
                 self._emptied.append(lane)
+            if waited_s < FIRST_S:
+                lane.waits.counts[0] += done * run_count
+                lane.waits.sum_s += waited_s * done * run_count
+            else:
+                lane.waits.add(waited_s, done * run_count)
+            for request in requests[done:] if done < count else ():
+                self.submit(lane, worker, request, arrived, request.frame_bytes, key, topic)
+            self._is_inside = False
             if self._active:
-                # What it gave back, or queued.
+                # These, or what was given back.
                 self.run()
         return True
 
@@ -511,9 +537,7 @@ class Lanes:
                     else:
                         worker.run(request)
                 except Exception:
-                    log.exception(
-                        "a request on lane %s failed without an answer; other requests continue", lane.config.name
-                    )
+                    _log_failure(lane.config.name)
                 if not number % looks and time() > turn_end:
                     break
             for worker in workers:
@@ -523,6 +547,10 @@ class Lanes:
             waits.sum_s += waited
             self._done = number
             self._done_bytes = done_bytes
+
+
+def _log_failure(lane: str) -> None:
+    log.exception("a request on lane %s failed without an answer; other requests continue", lane)
 
 
 def _nothing() -> None:
