@@ -15,7 +15,7 @@ thread, before the answer. Those of another log wait until it confirms them (``s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec.structs import replace
@@ -60,6 +60,7 @@ class Dispatcher:
         "_delays_ms",
         "_deleted",
         "_index",
+        "_listened",
         "_queues",
         "_tags_code",
         "_with_units",
@@ -76,7 +77,9 @@ class Dispatcher:
         delays_ms: tuple[int, ...],
         parts: Parts | None = None,
         on_arrival: OnArrival | None = None,
+        listened: Container[str] | None = None,
     ) -> None:
+        """``on_arrival`` need not be told of topics that are not ``listened`` to, if that is known."""
         self._queues = queues
         self._index = index
         self._deleted = deleted
@@ -87,6 +90,7 @@ class Dispatcher:
         #: Further parts that take in records, if there are any.
         self.parts = parts or None
         self.on_arrival = on_arrival
+        self._listened = listened
 
     def fresh(
         self,
@@ -134,7 +138,7 @@ class Dispatcher:
                 index.overflow()
         if fact is not None and self.parts is not None:
             self.parts.fold(fact)
-        if is_queued and self.on_arrival is not None:
+        if is_queued and self.on_arrival is not None and (self._listened is None or topic in self._listened):
             self.on_arrival(topic, queue.queue_id, queue_offset + 1, tags_code, properties)
 
     def fresh_all(self, records: Sequence[Fresh]) -> None:
@@ -256,9 +260,9 @@ class Dispatcher:
                     with self.parts.view(begin, log_end - begin) as data:
                         self.fold_run(queue.topic, entries, data, begin)
         if self.on_arrival is not None:
-            on_arrival = self.on_arrival
+            on_arrival, listened = self.on_arrival, self._listened
             for queue, _, _, _, tags in parts:
-                for tags_code, end_offset in tags:
+                for tags_code, end_offset in tags if listened is None or queue.topic in listened else ():
                     on_arrival(queue.topic, queue.queue_id, end_offset, tags_code, None)
 
     def fold_run(self, topic: str, entries: bytes, data: memoryview, begin: int) -> None:

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
+import msgspec
+
 from ternmq.kernels import HAS_NATIVE, native
 from ternmq.store.config import FlushDiskType, StoreConfig
 from ternmq.store.derived.queue import ConsumeQueue
@@ -33,7 +35,7 @@ _SYSFLAG_MASK: Final = NO_HOST_FLAGS & ~Sysflag.TRANSACTION_MASK
 RunPart: TypeAlias = tuple[ConsumeQueue, bytes, int, int, list[tuple[int, int]]]
 
 
-class SealedRun(NamedTuple):
+class SealedRun(msgspec.Struct, frozen=True):
     """Records of a run that were sealed together, and what a kernel made of them.
 
     Their queues have neither due times nor units; only that of the timer may be needed by a further part.
@@ -48,7 +50,7 @@ class SealedRun(NamedTuple):
     store_time_ms: int
 
 
-class PlacedRun(NamedTuple):
+class PlacedRun(msgspec.Struct, frozen=True):
     """What became of a run."""
 
     #: Number of the first send that is not stored.
