@@ -11,6 +11,10 @@ Where work piles up, time used is CPU time, and time that the loop waited for pa
 the clock on the wall, a small group would be charged for the moments in which the loop lost the processor to another
 program in the midst of its request: with milliseconds, for which others then go first.
 
+**Nothing waits.** Then what a read brought is carried out at once, if it is one job, or requests of one group and topic
+(``run_alone``): they would be next in any case. They are counted as if they had been queued, and what a slice or the
+turn has no time for is queued.
+
 **Going ahead.** A small group beside a storm must not wait for a turn with its send, for another with its pull and for
 a third with the reply. What is read when the time is over is served at once if its group had nothing of this turn, and
 is next in its lane by the time used; so is a held pull that this wakes (``wake_held``), and the replies are written
