@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ternmq.env import UsedTime, WorkClock
@@ -96,6 +96,7 @@ def accounts(lanes: Lanes) -> dict[str, float]:
         max_size=12,
     )
 )
+@example([([("send", "l" * (PAST_KEY_LENGTH_MAX + 1), TURN_S * 2)] * 2, 0.0, True)])
 def test_a_job_that_comes_alone_is_carried_out_and_counted_as_if_it_had_been_queued(
     reads: list[tuple[list[tuple[str, str | None, float]], float, bool]],
 ) -> None:
@@ -541,6 +542,58 @@ async def test_the_lanes_go_on_after_an_interrupt() -> None:
         await asyncio.sleep(0)
 
     assert ["next"] == log.ran
+
+
+async def test_an_interrupt_of_what_came_alone_loses_none_of_the_requests_behind_it() -> None:
+    """Issue 13, point 1."""
+
+    class Interrupted(Log):
+        def run(self, request: Any) -> None:
+            super().run(request)
+            if request.opaque == 1:
+                raise KeyboardInterrupt
+
+    log = Interrupted([0.0])
+    lanes = await lanes_at([0.0], LaneConfig("client"))
+    with pytest.raises(KeyboardInterrupt):
+        lanes.run_alone(lanes["client"], log, [Request(1, number) for number in range(4)], 0.0, "a")
+    lanes.run()
+
+    assert [0, 1, 2, 3] == [request.opaque for request in log.ran]
+    assert (0, 0) == (lanes["client"].requests, lanes["client"].queued_bytes)
+    assert 4 == sum(lanes["client"].waits.counts)
+
+
+async def test_what_came_alone_and_fails_does_not_stop_what_is_behind_it(caplog: pytest.LogCaptureFixture) -> None:
+    """B5"""
+
+    class Failing(Log):
+        def run(self, request: Any) -> None:
+            super().run(request)
+            raise ValueError("broken")
+
+    log = Failing([0.0])
+    lanes = await lanes_at([0.0], LaneConfig("client"))
+
+    assert lanes.run_alone(lanes["client"], log, ["one", "two"], 0.0, "a")
+
+    assert ["one", "two"] == log.ran
+    assert 2 == caplog.text.count("a request on lane client failed")
+
+
+async def test_a_full_lane_or_one_with_too_few_bytes_is_not_passed_by() -> None:
+    """M1: more than a lane takes at once is queued, and refused there."""
+    log = Log([0.0])
+    lanes = await lanes_at([0.0], LaneConfig("client", capacity=2, bytes_max=100))
+    requests: list[Request[Any]] = [Request(1, number, frame_bytes=60) for number in range(3)]
+
+    assert not lanes.run_alone(lanes["client"], log, requests, 0.0, "a", size=60)
+    assert not lanes.run_alone(lanes["client"], log, requests[:2], 0.0, "a", size=120)
+    assert lanes.run_alone(lanes["client"], log, requests[:2], 0.0, "a", size=100)
+    # A single one may be larger.
+    assert lanes.run_alone(lanes["client"], log, requests[2:], 0.0, "a", size=120)
+
+    assert requests == log.ran
 
 
 async def test_a_group_does_not_wait_behind_the_storm_of_another() -> None:

@@ -46,7 +46,7 @@ from ternmq.env import WorkClock, work_clock
 from ternmq.kernels import HAS_NATIVE, native
 from ternmq.net.admission import AdmissionRule, Debt
 from ternmq.net.latency import FIRST_S, Latency
-from ternmq.net.mailboxes import Mailbox, Mailboxes
+from ternmq.net.mailboxes import PAST_KEY_LENGTH_MAX, Mailbox, Mailboxes
 from ternmq.wire.header import Request
 
 log = logging.getLogger(__name__)
@@ -286,6 +286,8 @@ class Lanes:
             lane.limit < config.capacity
             or (config.wait_max_ms and waited_s * 1000 > config.wait_max_ms)
             or (count > 1 and (count > config.capacity or size > config.bytes_max))
+            # What such a key has used is not remembered for those that are left.
+            or (key is not None and count > 1 and len(key) > PAST_KEY_LENGTH_MAX)
         ):
             return False
         if turn_end is None:

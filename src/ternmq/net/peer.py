@@ -92,7 +92,7 @@ class Route:
 
 RouteTable = Mapping[int, Route]
 #: Lane, group and topic.
-_Place: TypeAlias = tuple[Lane, str | None, str | None]
+_LanePlace: TypeAlias = tuple[Lane, str | None, str | None]
 
 
 class TaskOwner(Protocol):
@@ -384,7 +384,7 @@ class Peer(CallingStream):
         responses = 0
         #: Requests, as long as all are of one lane, group and topic.
         same: list[Request[Any]] = []
-        place: _Place | None = None
+        place: _LanePlace | None = None
         is_same = True
         for command in commands:
             if isinstance(command, Response):
@@ -441,7 +441,7 @@ class Peer(CallingStream):
         if responses < len(commands):
             lanes.run()
 
-    def _queue(self, requests: list[Request[Any]], now: float, place: _Place) -> None:
+    def _queue(self, requests: list[Request[Any]], now: float, place: _LanePlace) -> None:
         """Queue what has gathered for one place."""
         lane, key, topic = place
         for request in requests:
