@@ -383,7 +383,11 @@ def store_sends(
     ``targets`` has for each place its queue, whatever that is, its next queue offset, and its topic with its length in
     front; None for a place that is not plain. Returns: number of the first send that is not stored; log offset behind
     the last record, and of the last record; for each place with new entries its queue, the entries, the log offset
-    behind them, the X
+    behind them, the bytes of the bodies, and each tags code with the queue offset behind its last record; for each
+    topic one of these queues, how many messages it has got, and the bytes of their bodies; index entries as
+    ``index_entries`` makes them; the replies, as frames; and the log offsets behind the records that have a reply, as
+    signed numbers of 8 bytes in the machine's order. None if the send ``first`` is not plain or has no room; then
+    nothing is written.
     """
 
 def store_timed_sends(

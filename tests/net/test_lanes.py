@@ -564,6 +564,28 @@ async def test_an_interrupt_of_what_came_alone_loses_none_of_the_requests_behind
     assert 4 == sum(lanes["client"].waits.counts)
 
 
+async def test_what_came_alone_had_its_turn_and_others_go_ahead() -> None:
+    """R4: also requests without a group behind those of a group without a name."""
+    clock = [0.0]
+    log = Log(clock, cost_s=TURN_S / 10)
+    lanes = await lanes_at(clock, LaneConfig("client"))
+    lane = lanes["client"]
+
+    def read(request: str, key: str | None) -> None:
+        if not lanes.run_alone(lane, log, [request], clock[0], key):
+            lanes.submit(lane, log, request, clock[0], 0, key)
+            lanes.run()
+
+    read("of no name", "")
+    clock[0] += TURN_S
+    read("of a group", "a")
+    read("of the same group", "a")
+    read("of no group", None)
+    read("of no group, too", None)
+
+    assert ["of no name", "of a group", "of no group"] == log.ran
+
+
 async def test_what_came_alone_and_fails_does_not_stop_what_is_behind_it(caplog: pytest.LogCaptureFixture) -> None:
     """B5"""
 

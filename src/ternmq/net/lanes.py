@@ -295,7 +295,7 @@ class Lanes:
             self._loop.call_soon(self._end_turn)
         charging = self._charging
         self._level = lane.used = max(lane.used, self._level)
-        self._served.add(key or lane.plain)
+        self._served.add(lane.plain if key is None else key)
         # As in ``_run_jobs``.
         looks = SLOW_REQUESTS if key is None and run_count == 1 else 1
         done = 0
