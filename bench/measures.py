@@ -1,8 +1,8 @@
 """What counting the time of requests costs a broker, with sockets: ``python -m bench.measures``.
 
 A broker in a process of its own counts it on every other connection (``net.rpc_latency``). Two connections, one of each
-kind, send 1, 10 and 64 messages at a time and wait for the replies, in random order. CPU time of the broker's process
-(Linux), the system's part of reading and writing included; median of the rounds.
+kind, send 1, 10 and 64 messages (``--counts``) at a time and wait for the replies, in random order. CPU time of the
+broker's process (Linux), the system's part of reading and writing included; median of the rounds.
 
 ``--instructions`` counts those of the broker's process outside the system instead (valgrind's callgrind), for two
 brokers: one as it is, and one that counts neither messages (``broker.tables.stats``) nor the time of requests. That is
@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ from ternmq.net.peer import Peer
 from ternmq.store.config import StoreConfig
 
 COUNTS = (1, 10, 64)
+#: Of the topic.
+QUEUES = 8
 #: Of one kind in a round.
 MESSAGES = 640
 
@@ -85,9 +87,9 @@ def receive(connection: socket.socket, count: int) -> None:
             data += connection.recv(1 << 20)
 
 
-def instructions(way: str) -> dict[int, float]:
+def instructions(way: str, counts: Sequence[int]) -> dict[int, float]:
     """How many the broker needs for a send, by sends of a read."""
-    frames, _ = sends(transactional=False)
+    frames, _ = sends(transactional=False, queues=QUEUES)
     found = {}
     with tempfile.TemporaryDirectory() as name:
         out = Path(name, "out")
@@ -107,7 +109,7 @@ def instructions(way: str) -> dict[int, float]:
 
             with socket.create_connection(("127.0.0.1", port)) as connection:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                for count in COUNTS:
+                for count in counts:
                     for is_warm in (False, True):
                         counted()
                         for at in range(0, MESSAGES, count):
@@ -119,17 +121,17 @@ def instructions(way: str) -> dict[int, float]:
     return found
 
 
-def compare_instructions() -> None:
-    with_it, without = instructions("all"), instructions("nothing")
-    for count in COUNTS:
+def compare_instructions(counts: Sequence[int]) -> None:
+    with_it, without = instructions("all", counts), instructions("nothing", counts)
+    for count in counts:
         print(
             f"{count:3d} a read: {with_it[count]:9,.0f} instructions, without {without[count]:9,.0f}: "
             f"{with_it[count] / without[count] - 1:+.1%}"
         )
 
 
-def run(rounds: int) -> None:
-    frames, _ = sends(transactional=False)
+def run(rounds: int, counts: Sequence[int]) -> None:
+    frames, _ = sends(transactional=False, queues=QUEUES)
     command = [sys.executable, "-m", "bench.measures", "--serve", "half"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as broker:
         assert broker.stdout is not None, "it is a pipe"
@@ -142,7 +144,7 @@ def run(rounds: int) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.sendall(frames[0])
             receive(connection, 1)
-        costs: dict[tuple[str, int], list[float]] = {(name, count): [] for name in connections for count in COUNTS}
+        costs: dict[tuple[str, int], list[float]] = {(name, count): [] for name in connections for count in counts}
         order, chance = list(costs), random.Random(1)
         for _ in range(rounds):
             chance.shuffle(order)
@@ -155,7 +157,7 @@ def run(rounds: int) -> None:
         for connection in connections.values():
             connection.close()
         broker.stdin.close()
-    for count in COUNTS:
+    for count in counts:
         with_it, without = (statistics.median(costs[name, count]) for name in connections)
         print(f"{count:3d} a read: {with_it:6.2f} µs, without {without:6.2f} µs: {with_it / without - 1:+.1%}")
 
@@ -163,6 +165,7 @@ def run(rounds: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--counts", type=int, nargs="+", default=COUNTS)
     parser.add_argument("--instructions", action="store_true", help="count instructions instead of time")
     parser.add_argument("--serve", choices=["all", "half", "nothing"], help="be the broker")
     options = parser.parse_args()
@@ -173,9 +176,9 @@ def main() -> None:
     elif options.serve == "nothing":
         uvloop.run(serve(unmeasured, counts=False))
     elif options.instructions:
-        compare_instructions()
+        compare_instructions(options.counts)
     else:
-        run(options.rounds)
+        run(options.rounds, options.counts)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """What a plain send costs a broker, without sockets: ``python -m bench.sends``.
 
-A real broker gets reads of 1, 10 and 64 sends through connections that are no sockets, in turns: one whose sends
-are handled as runs (``net.runs``), and one whose sends are handled one by one; and both once more without counting how
-long requests take (``net.rpc_latency``). CPU time of the broker's thread from the
+A real broker gets reads of 1, 10 and 64 sends to four queues, and of 4 and 8 to eight, through connections that are no
+sockets, in turns: one whose sends are handled as runs (``net.runs``), and one whose sends are handled one by one; and
+both once more without counting how long requests take (``net.rpc_latency``). CPU time of the broker's thread from the
 bytes that were read to the bytes of the replies; best and median of the rounds. Run it with ``TERNMQ_NATIVE=0``, too:
 then neither has a kernel.
 """
@@ -28,8 +28,8 @@ from ternmq.net.peer import Peer
 from ternmq.net.server import Server
 from ternmq.store.config import StoreConfig
 
-#: Sends of a read.
-COUNTS = (1, 10, WINDOW)
+#: Sends of a read, and queues of their topic.
+READS = ((1, 4), (4, 8), (8, 8), (10, 4), (WINDOW, 4))
 
 
 async def run(directory: Path, rounds: int) -> None:
@@ -49,16 +49,16 @@ async def run(directory: Path, rounds: int) -> None:
             if name.startswith("one by one"):
                 peer._runs = None  # noqa: SLF001 - as on a connection with a gate
             ways[name] = wire, peer
-        clocks = {(name, count): Clock(f"{name}, {count} a read", None) for count in COUNTS for name in ways}
+        clocks = {(name, *read): Clock(f"{name}, {read[0]} a read", None) for read in READS for name in ways}
         gc.collect()
         gc.freeze()
         order, chance = list(clocks.items()), random.Random(1)
         for _ in range(rounds):
             # What came before leaves the caches warm, or not.
             chance.shuffle(order)
-            for (name, count), clock in order:
+            for (name, count, queues), clock in order:
                 wire, peer = ways[name]
-                frames, _ = sends(transactional=False)
+                frames, _ = sends(transactional=False, queues=queues)
                 reads = [b"".join(frames[at : at + count]) for at in range(0, WINDOW, count)]
                 with clock.running():
                     for data in reads:

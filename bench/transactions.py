@@ -33,8 +33,8 @@ _REPLY: Final = re.compile(rb'"msgId":"[0-9A-F]{16}([0-9A-F]{16})".*?"queueOffse
 _numbers: Final = itertools.count()
 
 
-def sends(count: int = WINDOW, *, transactional: bool) -> tuple[list[bytes], list[str]]:
-    """Sends, and their unique keys."""
+def sends(count: int = WINDOW, *, transactional: bool, queues: int = 4) -> tuple[list[bytes], list[str]]:
+    """Sends to a topic with so many queues, in turns, and their unique keys."""
     frames, keys = [], []
     for number in itertools.islice(_numbers, count):
         key = f"7F000001000018B4AAC2{number:012X}"
@@ -42,8 +42,9 @@ def sends(count: int = WINDOW, *, transactional: bool) -> tuple[list[bytes], lis
         if transactional:
             pairs |= {"TRAN_MSG": "true", "PGROUP": GROUP}
         header = SendMessageV2(
-            topic=TOPIC,
-            queue_id=number % 4,
+            topic=TOPIC if queues == 4 else f"{TOPIC}-{queues}",
+            queue_id=number % queues,
+            default_topic_queue_nums=queues,
             producer_group=GROUP,
             born_time_ms=1_700_000_000_000,
             sysflag=4 if transactional else 0,

@@ -134,7 +134,8 @@ def test_no_frame_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[s
         run = attempt(native.parse_sends, data, at, limit, damage.pick((None, reader)))
         page, large = bytearray(damage.pick((0, 200, 4_096))), bytearray(4_096)
         if run is not None:
-            targets = [damage.pick(((0, b"\x06orders"), (damage.number(), b"\x06orders"), None)) for _ in run.places]
+            known = ("queue", 0, b"\x06orders"), ("queue", damage.number(), b"\x06orders"), None
+            targets = [damage.pick(known) for _ in run.places]
             place = damage.number(), damage.number()
             room = damage.pick((0, 1, 64, 2**62)), page, 0, len(page), damage.pick((0, 48, 2**40))
             found = attempt_on(page, native.store_sends, run, terms, form, 0, *room, *place, HOST, targets)
@@ -368,10 +369,11 @@ def test_no_record_makes_a_kernel_panic(seed: int, capfd: pytest.CaptureFixture[
             native.index_put,
             page,
             made or damage.of(bytes(40)),
-            slots=damage.pick((0, 1, 4, 2**31, 2**62)),
-            number=damage.pick((0, 1, 2**31)),
-            used_slots=damage.number(),
-            begin_time_ms=damage.number(),
+            damage.pick((0, 1, 4, 2**31, 2**62)),
+            damage.pick((0, 1, 2**31)),
+            damage.number(),
+            damage.number(),
+            damage.number(),
         )
         native.has_sound_entries(data)
         rows = native.read_rows(data)

@@ -46,7 +46,10 @@ def terms(**changes: Any) -> Any:
 
 def stored(sends: Any, page: bytearray, first: int = 0, *, with_: Any = None) -> Any:
     """What the kernel makes of a run, if all its queues are plain."""
-    targets: list[Any] = [(QUEUE_OFFSET, bytes((len(topic.encode()),)) + topic.encode()) for topic, _ in sends.places]
+    targets: list[Any] = [
+        (place, QUEUE_OFFSET, bytes((len(topic.encode()),)) + topic.encode())
+        for place, (topic, _) in enumerate(sends.places)
+    ]
     given = with_ or terms()
     return native.store_sends(sends, given, FORM, first, END, page, 0, len(page), 0, LOG_OFFSET, TIME_MS, BORN, targets)
 
@@ -67,7 +70,7 @@ def check(data: bytes) -> bool:
     if made is None:
         assert not any(page)
         return False
-    end, [(_, entries, log_end, body_bytes, tags), *_], keys, replies = made[1], made[3], made[4], made[5]
+    end, [(_, entries, log_end, body_bytes, tags), *_], keys, replies = made[1], made[3], made[5], made[6]
     properties = closed(header.properties)
     size = record_bytes(
         body=len(request.body),
@@ -266,19 +269,20 @@ def test_a_place_that_is_not_plain_ends_a_run() -> None:
     assert [("a", 1), ("b", 1), ("c", 1)] == sends.places
     page = bytearray(1 << 16)
     made: Any = native.store_sends(
-        sends, terms(), FORM, 0, END, page, 0, len(page), 0, 0, 1, BORN, [(5, b"\x01a"), (9, b"\x01b"), None]
+        sends, terms(), FORM, 0, END, page, 0, len(page), 0, 0, 1, BORN, [("A", 5, b"\x01a"), ("B", 9, b"\x01b"), None]
     )
     assert 3 == made[0]
-    assert [(0, 40), (1, 20)] == [(place, len(entries)) for place, entries, *_ in made[3]]
-    responses: list[Any] = [*FrameDecoder().feed(made[5])]
+    assert [("A", 40), ("B", 20)] == [(queue, len(entries)) for queue, entries, *_ in made[3]]
+    assert [("A", 2, 8), ("B", 1, 4)] == made[4]
+    responses: list[Any] = [*FrameDecoder().feed(made[6])]
     assert [5, 9, 6] == [response.read(SendReply).queue_offset for response in responses]
 
-    def is_left(first: int, at: int, end: int, host: bytes, targets: list[tuple[int, bytes] | None]) -> bool:
+    def is_left(first: int, at: int, end: int, host: bytes, targets: list[tuple[str, int, bytes] | None]) -> bool:
         made = native.store_sends(sends, terms(), FORM, first, END, page, at, end, 0, 0, 1, host, targets)
         return made is None
 
     # From there on, and with a list that is too short.
-    room_bytes, to_a = len(page), (5, b"\x01a")
+    room_bytes, to_a = len(page), ("A", 5, b"\x01a")
     assert is_left(3, 0, room_bytes, BORN, [to_a, None, None])
     assert is_left(3, 0, room_bytes, BORN, [])
     assert is_left(9, 0, room_bytes, BORN, [])

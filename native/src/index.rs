@@ -84,35 +84,52 @@ pub fn index_entries<'py>(
     )
 }
 
-/// What `put` leaves in the header of the file.
-#[derive(Debug, PartialEq, Eq)]
+/// The header of a file, but for the number of its entries.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Head {
-    pub used_slots: i64,
     pub begin_time_ms: i64,
-    /// Log offset of the first entry of the file, if `put` wrote it.
-    pub begin_offset: Option<i64>,
+    pub end_time_ms: i64,
+    pub begin_offset: i64,
+    pub end_offset: i64,
+    pub used_slots: i32,
 }
 
-/// Write entries to the page of an index file, from entry `number` on. None if they do not fit: nothing is written.
+impl Head {
+    fn write(&self, page: &mut [u8], count: i32) {
+        let times = [
+            self.begin_time_ms,
+            self.end_time_ms,
+            self.begin_offset,
+            self.end_offset,
+        ];
+        for (at, number) in std::iter::zip((0..).step_by(8), times) {
+            page[at..at + 8].copy_from_slice(&number.to_be_bytes());
+        }
+        page[32..36].copy_from_slice(&self.used_slots.to_be_bytes());
+        page[36..40].copy_from_slice(&count.to_be_bytes());
+    }
+}
+
+/// Write entries to the page of an index file, from entry `number` on, and then the header. What is in the header `head`
+/// but for the number of entries is given, and returned as it is now. None if they do not fit: nothing is written.
 pub fn put(
     page: &mut [u8],
     made: &[u8],
     slots: usize,
     number: usize,
-    used_slots: i64,
-    begin_time_ms: i64,
+    mut head: Head,
 ) -> Option<Head> {
     let count = made.len() / MADE_BYTES;
     let entries_at = HEADER_BYTES.checked_add(slots.checked_mul(SLOT_BYTES)?)?;
     let end = entries_at.checked_add(number.checked_add(count)?.checked_mul(ENTRY_BYTES)?)?;
-    if slots == 0 || number == 0 || end > page.len() || number + count > i32::MAX as usize {
+    if slots == 0
+        || number == 0
+        || count == 0
+        || end > page.len()
+        || number + count > i32::MAX as usize
+    {
         return None;
     }
-    let mut head = Head {
-        used_slots,
-        begin_time_ms,
-        begin_offset: None,
-    };
     for (added, entry) in made.chunks_exact(MADE_BYTES).enumerate() {
         let number = number + added;
         let (hash, log_offset, store_time_ms) =
@@ -129,7 +146,7 @@ pub fn put(
         let mut previous = get_i32(page, slot_at);
         if previous <= 0 || previous as usize >= number {
             previous = 0;
-            head.used_slots += 1;
+            head.used_slots = head.used_slots.saturating_add(1);
         }
         let at = entries_at + number * ENTRY_BYTES;
         page[at..at + 4].copy_from_slice(&hash.to_be_bytes());
@@ -139,25 +156,28 @@ pub fn put(
         page[slot_at..slot_at + 4].copy_from_slice(&(number as i32).to_be_bytes());
         if number == 1 {
             // Only the first entry of a file counts its seconds from the end of the file before.
-            head.begin_offset = Some(log_offset);
+            head.begin_offset = log_offset;
             head.begin_time_ms = store_time_ms;
         }
+        (head.end_offset, head.end_time_ms) = (log_offset, store_time_ms);
     }
+    head.write(page, (number + count) as i32);
     Some(head)
 }
 
-/// Write made entries to an index file: slots in use, begin time, and begin offset (-1: unchanged) afterwards.
+/// Write made entries to an index file, and its header. See `ternmq/_native.pyi`.
 #[pyfunction]
-#[pyo3(signature = (page, made, *, slots, number, used_slots, begin_time_ms))]
+#[allow(clippy::too_many_arguments)]
 pub fn index_put(
     py: Python<'_>,
     page: PyBuffer<u8>,
     made: &[u8],
     slots: usize,
     number: usize,
-    used_slots: i64,
+    used_slots: i32,
     begin_time_ms: i64,
-) -> PyResult<(i64, i64, i64)> {
+    begin_offset: i64,
+) -> PyResult<(i32, i64, i64, i64, i64)> {
     let page = writable(py, &page)?;
     or_doubt(
         || {
@@ -166,12 +186,20 @@ pub fn index_put(
             ))
         },
         || {
-            put(page, made, slots, number, used_slots, begin_time_ms)
+            let head = Head {
+                used_slots,
+                begin_time_ms,
+                begin_offset,
+                ..Head::default()
+            };
+            put(page, made, slots, number, head)
                 .map(|head| {
                     (
                         head.used_slots,
                         head.begin_time_ms,
-                        head.begin_offset.unwrap_or(-1),
+                        head.begin_offset,
+                        head.end_offset,
+                        head.end_time_ms,
                     )
                 })
                 .ok_or_else(|| PyValueError::new_err("the entries do not fit into the file"))
@@ -267,15 +295,19 @@ mod tests {
         let mut page = vec![0; HEADER_BYTES + 4 * SLOT_BYTES + 10 * ENTRY_BYTES];
         let mut made = Vec::new();
         make(&mut made, b"UNIQ_KEY\x01a\x02KEYS\x01e\x02", 0, 7, 5_000).unwrap();
-        let head = put(&mut page, &made, 4, 1, 0, 0).unwrap();
+        let head = put(&mut page, &made, 4, 1, Head::default()).unwrap();
         assert_eq!(
             head,
             Head {
                 used_slots: 1,
                 begin_time_ms: 5_000,
-                begin_offset: Some(7)
+                end_time_ms: 5_000,
+                begin_offset: 7,
+                end_offset: 7,
             }
         );
+        let header = [5_000, 5_000, 7, 7, 1 << 32 | 3].map(i64::to_be_bytes);
+        assert_eq!(page[..HEADER_BYTES], header.concat());
         let second = HEADER_BYTES + 4 * SLOT_BYTES + 2 * ENTRY_BYTES;
         assert_eq!(get_i32(&page, second + 16), 1);
     }
@@ -318,7 +350,8 @@ mod tests {
         let mut page = vec![0; HEADER_BYTES + 4 * SLOT_BYTES + 2 * ENTRY_BYTES];
         let mut made = Vec::new();
         make(&mut made, b"UNIQ_KEY\x01a\x02KEYS\x01b\x02", 0, 7, 5_000).unwrap();
-        assert_eq!(put(&mut page, &made, 4, 1, 0, 0), None);
+        assert_eq!(put(&mut page, &made, 4, 1, Head::default()), None);
+        assert_eq!(put(&mut page, b"", 4, 1, Head::default()), None);
         assert!(page.iter().all(|&byte| byte == 0));
     }
 }

@@ -134,6 +134,8 @@ impl ReplyForm {
     }
 }
 
+const QUEUE_ENTRY_BYTES: usize = 20;
+
 /// What records add to their queue.
 #[derive(Default)]
 pub struct Added {
@@ -168,6 +170,11 @@ impl Added {
         self.entries.extend_from_slice(&tags_code.to_be_bytes());
         self.log_end = log_offset + size as i64;
         self.body_bytes += body_bytes;
+    }
+
+    /// How many records these are.
+    pub fn count(&self) -> usize {
+        self.entries.len() / QUEUE_ENTRY_BYTES
     }
 
     /// Queue entries, log offset behind the last record, bytes of the bodies, and tags; None without records.

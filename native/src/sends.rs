@@ -440,11 +440,18 @@ impl Sends {
     /// Topic and queue id of each queue that is named.
     #[getter]
     fn places<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let places = self.run.places.iter();
-        PyList::new(
-            py,
-            places.map(|place| (PyString::new(py, &place.topic), place.queue_id)),
-        )
+        // Nearly always, all have one topic: one text for all is one object, and is hashed once.
+        let mut last: Option<(&str, Bound<'py, PyString>)> = None;
+        let places = PyList::empty(py);
+        for place in &self.run.places {
+            let topic = match &last {
+                Some((known, text)) if *known == place.topic => text.clone(),
+                _ => PyString::new(py, &place.topic),
+            };
+            places.append((&topic, place.queue_id))?;
+            last = Some((&place.topic, topic));
+        }
+        Ok(places)
     }
 
     /// Where the frame of a request begins and ends in `data`.

@@ -8,11 +8,11 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
 use crate::packed::{
-    numbered, unless_it_panics, Added, Content, Packing, Place, ReplyForm, SendTerms, Target,
+    unless_it_panics, Added, Content, Packing, Place, ReplyForm, SendTerms, Target,
 };
 use crate::page::writable;
 use crate::record::HOST_V4_BYTES;
-use crate::sends::{Request, Run, Sends};
+use crate::sends::{self, Request, Run, Sends};
 
 /// What is known of the records that were packed.
 struct Stored<'a> {
@@ -95,15 +95,42 @@ fn store<'a>(
     made
 }
 
+/// A queue, its next queue offset, and the topic with its length in front.
+type GivenTarget<'py> = (Bound<'py, PyAny>, i64, Bound<'py, PyBytes>);
+
 type Made<'py> = (
     usize,
     i64,
     i64,
     Bound<'py, PyList>,
+    Vec<(Bound<'py, PyAny>, usize, usize)>,
     Bound<'py, PyBytes>,
     Bound<'py, PyBytes>,
     Bound<'py, PyBytes>,
 );
+
+/// How many messages were stored of each topic, and the bytes of their bodies, each topic by a number of one of its places.
+fn by_topic(places: &[sends::Place], added: &[Added]) -> Vec<(usize, usize, usize)> {
+    let mut topics: Vec<(usize, usize, usize)> = Vec::new();
+    for (number, added_to) in added.iter().enumerate() {
+        let count = added_to.count();
+        if count == 0 {
+            continue;
+        }
+        let topic = &places[number].topic;
+        match topics
+            .iter_mut()
+            .find(|(known, ..)| places[*known].topic == *topic)
+        {
+            Some((_, messages, size)) => {
+                *messages += count;
+                *size += added_to.body_bytes;
+            }
+            None => topics.push((number, count, added_to.body_bytes)),
+        }
+    }
+    topics
+}
 
 /// Pack sends as records into a log's window. See `ternmq/_native.pyi`.
 #[pyfunction]
@@ -127,7 +154,7 @@ pub fn store_sends<'py>(
     let Ok(born_host) = born_host.try_into() else {
         return Ok(None);
     };
-    let given: Vec<Option<(i64, Bound<'py, PyBytes>)>> = targets.extract()?;
+    let given: Vec<Option<GivenTarget<'py>>> = targets.extract()?;
     let Some(room) = writable(py, &page)?.get_mut(at..end) else {
         return Ok(None);
     };
@@ -143,7 +170,7 @@ pub fn store_sends<'py>(
         targets: given
             .iter()
             .map(|target| {
-                let (queue_offset, topic_field) = target.as_ref()?;
+                let (_, queue_offset, topic_field) = target.as_ref()?;
                 Some((*queue_offset, topic_field.as_bytes()))
             })
             .collect(),
@@ -153,13 +180,24 @@ pub fn store_sends<'py>(
     let Some(made) = unless_it_panics(work).filter(|made| made.next > first) else {
         return Ok(None);
     };
-    let added = numbered(py, made.added)?;
+    let counts = by_topic(&sends.run.places, &made.added)
+        .into_iter()
+        .filter_map(|(number, count, size)| Some((given[number].as_ref()?.0.clone(), count, size)))
+        .collect();
+    let added = PyList::empty(py);
+    for (added_to, target) in std::iter::zip(made.added, &given) {
+        if let (Some(part), Some((queue, ..))) = (added_to.into_python(py), target) {
+            let (entries, log_end, body_bytes, tags) = part;
+            added.append((queue, entries, log_end, body_bytes, tags))?;
+        }
+    }
     let packing = made.packing;
     Ok(Some((
         made.next,
         packing.end_offset,
         packing.last_offset,
         added,
+        counts,
         PyBytes::new(py, &packing.keys),
         PyBytes::new(py, &packing.replies),
         PyBytes::new(py, &made.ends),

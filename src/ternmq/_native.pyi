@@ -2,13 +2,15 @@
 
 from array import array
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, Self, final
+from typing import Any, Protocol, Self, TypeVar, final
 
 from ternmq.message import Message
 from ternmq.types import Buffer
 from ternmq.wire.record import Page
 
 __version__: str
+
+_Queue = TypeVar("_Queue")
 
 class _Integers(Protocol):
     """A contiguous array of 8-byte integers, of ``array`` or NumPy."""
@@ -22,10 +24,17 @@ def index_entries(records: list[tuple[str, str, int, int]]) -> bytes | None:
     8 store time. None if a record needs the Python version."""
 
 def index_put(
-    page: Page, made: bytes, *, slots: int, number: int, used_slots: int, begin_time_ms: int
-) -> tuple[int, int, int]:
-    """Write such entries to an index file, from entry ``number`` on: slots in use, begin time, and the begin offset or
-    -1 if it did not change. ``ValueError`` if they do not fit; then nothing is written."""
+    page: Page,
+    made: bytes,
+    slots: int,
+    number: int,
+    used_slots: int,
+    begin_time_ms: int,
+    begin_offset: int,
+) -> tuple[int, int, int, int, int]:
+    """Write such entries to an index file, from entry ``number`` on, and then its header. What the header says now:
+    slots in use, begin time, begin offset, end offset and end time. ``ValueError`` if there are none, or if they do not
+    fit; then nothing is written."""
 
 def check_chain(
     entries: bytes, newest: array[int], *, number: int, low: int, high: int
@@ -383,18 +392,31 @@ def store_sends(
     log_offset: int,
     store_time_ms: int,
     born_host: bytes,
-    targets: list[tuple[int, bytes] | None],
-) -> tuple[int, int, int, list[tuple[int, bytes, int, int, list[tuple[int, int]]]], bytes, bytes, bytes] | None:
+    targets: list[tuple[_Queue, int, bytes] | None],
+) -> (
+    tuple[
+        int,
+        int,
+        int,
+        list[tuple[_Queue, bytes, int, int, list[tuple[int, int]]]],
+        list[tuple[_Queue, int, int]],
+        bytes,
+        bytes,
+        bytes,
+    ]
+    | None
+):
     """Pack the sends from number ``first`` on, those before ``until``, as records into the page, between ``at`` and
     ``end``, with ``lead`` bytes between two of them.
 
-    ``targets`` has for each place its next queue offset, and its topic with its length in front; None for a place
-    that is not plain. Returns: number of the first send that is not stored; log offset behind the last record, and
-    of the last record; for each place with new entries its number, the entries, the log offset behind them, the
-    bytes of the bodies, and each tags code with the queue offset behind its last record; index entries as
+    ``targets`` has for each place its queue, whatever that is, its next queue offset, and its topic with its length in
+    front; None for a place that is not plain. Returns: number of the first send that is not stored; log offset behind
+    the last record, and of the last record; for each place with new entries its queue, the entries, the log offset
+    behind them, the bytes of the bodies, and each tags code with the queue offset behind its last record; for each
+    topic one of these queues, how many messages it has got, and the bytes of their bodies; index entries as
     ``index_entries`` makes them; the replies, as frames; and the log offsets behind the records that have a reply, as
-    signed numbers of 8 bytes in the machine's order. None if the send ``first`` is not plain or has no room;
-    then nothing is written.
+    signed numbers of 8 bytes in the machine's order. None if the send ``first`` is not plain or has no room; then
+    nothing is written.
     """
 
 def store_timed_sends(

@@ -530,9 +530,9 @@ async def test_a_run_that_waited_too_long_is_refused_send_by_send(tmp_path: Path
     async with fed(tmp_path) as one:
         await one.feed(b"".join(plain(number) for number in range(4)))
         lane = one.lanes[SEND]
-        # As if the loop had been busy since long before the read.
+        # As if the loop had been busy since long before the read, and were so still.
         late = mock.patch.object(one.lanes, "submit", wraps=one.lanes.submit)
-        with late as submit:
+        with late as submit, mock.patch.object(one.lanes, "run_alone", return_value=False):
             submit.side_effect = lambda lane, worker, request, _now, size, *keys: Lanes.submit(
                 one.lanes, lane, worker, request, -1e9, size, *keys
             )

@@ -26,7 +26,7 @@ from ternmq.raft import log as raft_log_module
 from ternmq.raft.log import RaftLog, RaftPaths
 from ternmq.store.derived import follower, index
 from ternmq.store.log.draft import Draft
-from ternmq.store.log.run import PackedRun, PackingRoom, RunPacker
+from ternmq.store.log.run import PackedRun, PackingRoom, RunPacker, record_count
 from ternmq.wire.record import pack_host
 from tests.delay.timers import ROOT, TimerWorld
 from tests.delay.world import in_virtual_time
@@ -262,7 +262,7 @@ def test_ordinary_messages_are_delivered_by_the_kernel(make_log: Callable[[Timer
         def counted(pack: RunPacker, *, answers_at_once: bool = True) -> bool:
             def noted(room: PackingRoom) -> PackedRun | None:
                 packed = pack(room)
-                made.append(sum(part.record_count for part in packed.parts) if packed is not None else 0)
+                made.append(sum(map(record_count, packed.parts)) if packed is not None else 0)
                 return packed
 
             return put_packed(noted, answers_at_once=answers_at_once)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from ternmq.env import UsedTime, WorkClock
 from ternmq.net.lanes import AHEAD_S, SLICE_REQUESTS, SLOW_REQUESTS, TURN_S, LaneConfig, Lanes
+from ternmq.net.latency import FIRST_S
+from ternmq.net.mailboxes import PAST_KEY_LENGTH_MAX
+from ternmq.wire.header import Request
 
 
 class Log:
@@ -46,6 +51,117 @@ async def test_jobs_of_one_lane_run_in_order_of_arrival() -> None:
     lanes.run()
 
     assert list(range(100)) == log.ran
+
+
+def accounts(lanes: Lanes) -> dict[str, float]:
+    """All that lanes have noted of what was done."""
+    noted: dict[str, float] = {"level": lanes._level}
+    for name, lane in lanes.by_name.items():
+        noted |= {
+            f"{name} used": lane.used,
+            f"{name} waits": lane.waits.sum_s,
+            f"{name} longest": lane.waits.max_s,
+            f"{name} late": lane.refused_late,
+            f"{name} queued": lane.requests,
+            f"{name} bytes": lane.queued_bytes,
+            f"{name} has keys": lane.has_keys,
+            f"{name} plain": lane.plain.used,
+            f"{name} level": lane._level,
+        }
+        noted |= {f"{name} waits {number}": count for number, count in enumerate(lane.waits.counts)}
+        noted |= {
+            f"{name} spent {key} {part}": each for key, spent in lane.spent.items() for part, each in enumerate(spent)
+        }
+        noted |= {f"{name} past {key}": used for key, used in lane._past.items()}
+    return noted
+
+
+@given(
+    reads=st.lists(
+        st.tuples(
+            st.lists(
+                st.tuples(
+                    st.sampled_from(["send", "pull"]),
+                    st.sampled_from([None, "a", "b", "l" * (PAST_KEY_LENGTH_MAX + 1)]),
+                    st.sampled_from([TURN_S / 100, TURN_S / 3, TURN_S * 2]),
+                ),
+                min_size=1,
+                max_size=3,
+            )
+            | st.integers(2, SLICE_REQUESTS + 3).map(lambda count: [("pull", "a", TURN_S / 100)] * count),
+            # How old it is when it is handled, and whether the turn of the loop is over then.
+            st.sampled_from([0.0, 0.0, FIRST_S / 2, FIRST_S * 2, 0.3]),
+            st.booleans(),
+        ),
+        max_size=12,
+    )
+)
+@example([([("send", "l" * (PAST_KEY_LENGTH_MAX + 1), TURN_S * 2)] * 2, 0.0, True)])
+def test_a_job_that_comes_alone_is_carried_out_and_counted_as_if_it_had_been_queued(
+    reads: list[tuple[list[tuple[str, str | None, float]], float, bool]],
+) -> None:
+    """B3, R4: in the same order, and with the same claims of lanes and groups afterwards."""
+
+    class Asked(NamedTuple):
+        number: int
+        cost_s: float
+        frame_bytes: int = 10
+
+    class Costly(Log):
+        def run(self, request: Any) -> None:
+            self._cost_s = request.cost_s
+            super().run(request)
+
+    async def carry_out() -> None:
+        logs, both = [], []
+        for _ in range(2):
+            clock = [1.0]
+            logs.append((clock, Costly(clock)))
+            both.append(await lanes_at(clock, LaneConfig("send", wait_max_ms=200), LaneConfig("pull")))
+        for number, (jobs, waited_s, is_last) in enumerate(reads):
+            for (clock, log), lanes, may_be_alone in zip(logs, both, (True, False), strict=True):
+                arrived, clock[0] = clock[0], clock[0] + waited_s
+                # A peer looks whether they are all of one lane and group.
+                [(name, key, _), *_] = jobs
+                requests = [Asked(number, cost_s) for _, _, cost_s in jobs]
+                is_same = {job[:2] for job in jobs} == {(name, key)}
+                if not (
+                    may_be_alone and is_same and lanes.run_alone(lanes[name], log, requests, arrived, key, size=10)
+                ):
+                    for (name, key, _), request in zip(jobs, requests, strict=True):
+                        lanes.submit(lanes[name], log, request, arrived, request.frame_bytes, key)
+                    lanes.run()
+            if is_last:
+                await asyncio.sleep(0)
+            [(clock, log), (other_clock, other_log)] = logs
+            assert (other_clock, other_log.ran, other_log.refused) == (clock, log.ran, log.refused)
+            assert accounts(both[1]) == pytest.approx(accounts(both[0]))
+
+    asyncio.run(carry_out())
+
+
+async def test_what_a_job_alone_gives_back_is_carried_out_as_well() -> None:
+    """B3: the rest of a run becomes jobs of their own, which wait for their turn."""
+    clock = [0.0]
+    log = Log(clock, cost_s=TURN_S * 2)
+    lanes = await lanes_at(clock, LaneConfig("send"))
+
+    class Run(Log):
+        def run(self, request: Any) -> None:
+            super().run(request)
+            assert lanes.is_over()
+            lanes.give_back(lanes["send"], log, [Request(10, number) for number in (1, 2)])
+
+    run = Run(clock, cost_s=TURN_S * 2)
+    assert lanes.run_alone(lanes["send"], run, ["run"], 0.0, run_count=3)
+    assert not lanes.run_alone(lanes["send"], log, ["behind it"], 0.0)
+    lanes.submit(lanes["send"], log, Request(10, 3), clock[0])
+    lanes.run()
+    await asyncio.sleep(0.05)
+
+    assert ["run"] == run.ran
+    assert [1, 2, 3] == [request.opaque for request in log.ran]
+    assert (0, 2) == (lanes["send"].requests, lanes["send"].given_back)
 
 
 async def test_a_storm_on_one_lane_delays_another_by_one_slice_only() -> None:
@@ -426,6 +542,80 @@ async def test_the_lanes_go_on_after_an_interrupt() -> None:
         await asyncio.sleep(0)
 
     assert ["next"] == log.ran
+
+
+async def test_an_interrupt_of_what_came_alone_loses_none_of_the_requests_behind_it() -> None:
+    """Issue 13, point 1."""
+
+    class Interrupted(Log):
+        def run(self, request: Any) -> None:
+            super().run(request)
+            if request.opaque == 1:
+                raise KeyboardInterrupt
+
+    log = Interrupted([0.0])
+    lanes = await lanes_at([0.0], LaneConfig("client"))
+    with pytest.raises(KeyboardInterrupt):
+        lanes.run_alone(lanes["client"], log, [Request(1, number) for number in range(4)], 0.0, "a")
+    lanes.run()
+
+    assert [0, 1, 2, 3] == [request.opaque for request in log.ran]
+    assert (0, 0) == (lanes["client"].requests, lanes["client"].queued_bytes)
+    assert 4 == sum(lanes["client"].waits.counts)
+
+
+async def test_what_came_alone_had_its_turn_and_others_go_ahead() -> None:
+    """R4: also requests without a group behind those of a group without a name."""
+    clock = [0.0]
+    log = Log(clock, cost_s=TURN_S / 10)
+    lanes = await lanes_at(clock, LaneConfig("client"))
+    lane = lanes["client"]
+
+    def read(request: str, key: str | None) -> None:
+        if not lanes.run_alone(lane, log, [request], clock[0], key):
+            lanes.submit(lane, log, request, clock[0], 0, key)
+            lanes.run()
+
+    read("of no name", "")
+    clock[0] += TURN_S
+    read("of a group", "a")
+    read("of the same group", "a")
+    read("of no group", None)
+    read("of no group, too", None)
+
+    assert ["of no name", "of a group", "of no group"] == log.ran
+
+
+async def test_what_came_alone_and_fails_does_not_stop_what_is_behind_it(caplog: pytest.LogCaptureFixture) -> None:
+    """B5"""
+
+    class Failing(Log):
+        def run(self, request: Any) -> None:
+            super().run(request)
+            raise ValueError("broken")
+
+    log = Failing([0.0])
+    lanes = await lanes_at([0.0], LaneConfig("client"))
+
+    assert lanes.run_alone(lanes["client"], log, ["one", "two"], 0.0, "a")
+
+    assert ["one", "two"] == log.ran
+    assert 2 == caplog.text.count("a request on lane client failed")
+
+
+async def test_a_full_lane_or_one_with_too_few_bytes_is_not_passed_by() -> None:
+    """M1: more than a lane takes at once is queued, and refused there."""
+    log = Log([0.0])
+    lanes = await lanes_at([0.0], LaneConfig("client", capacity=2, bytes_max=100))
+    requests: list[Request[Any]] = [Request(1, number, frame_bytes=60) for number in range(3)]
+
+    assert not lanes.run_alone(lanes["client"], log, requests, 0.0, "a", size=60)
+    assert not lanes.run_alone(lanes["client"], log, requests[:2], 0.0, "a", size=120)
+    assert lanes.run_alone(lanes["client"], log, requests[:2], 0.0, "a", size=100)
+    # A single one may be larger.
+    assert lanes.run_alone(lanes["client"], log, requests[2:], 0.0, "a", size=120)
+
+    assert requests == log.ran
 
 
 async def test_a_group_does_not_wait_behind_the_storm_of_another() -> None:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,6 +61,7 @@ def quiet_store(
     clock: Clock | None = None,
     log: Log | None = None,
     on_arrival: OnArrival | None = None,
+    listened: Container[str] | None = None,
     bits: Callable[[Fact], bytes] | None = None,
     on_progress: OnProgress | None = None,
 ) -> MessageStore:
@@ -71,6 +72,7 @@ def quiet_store(
         clock=clock or ManualClock(),
         log=log,
         on_arrival=on_arrival,
+        listened=listened,
         bits=bits,
         on_progress=on_progress,
         threads=False,

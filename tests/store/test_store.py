@@ -9,9 +9,13 @@ from pathlib import Path
 import pytest
 
 from ternmq.errors import CorruptFile, NotRunning, RecordRefused, StoreError, StoreLocked
+from ternmq.kernels import HAS_NATIVE, native
 from ternmq.store.store import Draft, GetStatus, MessageStore, StoreConfig
+from ternmq.wire.codes import RequestCode
+from ternmq.wire.frame import encode_request
 from ternmq.wire.ids import java_hash
 from ternmq.wire.record import Sysflag, pack_host, unpack_record, unpack_records
+from ternmq.wire.requests import SendMessageV2
 from tests.manual_clock import ManualClock
 from tests.store.small import (
     BORN,
@@ -247,6 +251,39 @@ def test_arrivals_are_told_in_order(tmp_path: Path) -> None:
         store.put(draft("a", 1, TAGS="t"))
 
     assert [("a", 1, 1, 0, "", 1), ("a", 1, 2, java_hash("t"), "TAGS\x01t\x02", 2)] == told
+
+
+def test_arrivals_are_told_of_topics_that_are_listened_to_at_that_moment(tmp_path: Path) -> None:
+    """F8, E1: one by one, and by runs; a topic may be listened to from any message on."""
+    topics: set[str] = {"a"}
+    told: list[tuple[object, ...]] = []
+    with quiet_store(small_config(tmp_path), on_arrival=lambda *what: told.append(what[:3]), listened=topics) as store:
+        for queue_id in range(2):
+            for topic in ("a", "b"):
+                store.put(draft(topic, queue_id))
+        topics.add("b")
+        store.put(draft("b", 1))
+        topics.remove("a")
+        store.put(draft("a", 1))
+        assert [("a", 0, 1), ("a", 1, 1), ("b", 1, 2)] == told
+        terms = store.run_terms(b"", []) if HAS_NATIVE else None
+        if terms is None:
+            return
+        told.clear()
+        data = b"".join(
+            b"".join(encode_request(RequestCode.SEND_MESSAGE_V2, header, b"body", opaque=1))
+            for header in (
+                SendMessageV2(topic=topic, queue_id=queue_id, producer_group="g", properties="UNIQ_KEY\x01k\x02")
+                for topic, queue_id in (("a", 0), ("b", 0), ("b", 1), ("b", 0))
+            )
+        )
+        sends = native.parse_sends(data, 0, 1 << 24)
+        assert sends is not None
+        form = native.ReplyForm([b"{", b",", b",", b',"', b'",', b"}"])
+        placed = store.put_run(sends, 0, {"a": 9, "b": 9}, count_max=9, terms=terms, form=form, born_host=BORN)
+        assert placed is not None
+        assert [("a", 1), ("b", 3)] == [(queue.topic, count) for queue, count, _ in placed.counts]
+    assert [("b", 0, 3), ("b", 1, 3)] == told
 
 
 # --- Life -------------------------------------------------------------------------------------------------------

@@ -267,6 +267,7 @@ class Broker:
             log=group.log if group is not None else None,
             derived=(schedule,),
             on_arrival=polls.arrived,
+            listened=polls.topics,
             is_batch=tables.topics.is_batch,
             bits=tables.filters.bits if config.enable_calc_filter_bit_map else None,
             notify=on_loop,

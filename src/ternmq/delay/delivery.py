@@ -40,7 +40,7 @@ from ternmq.errors import NotRunning, RecordRefused, StoreError, TernError
 from ternmq.kernels import HAS_NATIVE
 from ternmq.message import Property
 from ternmq.store.log.draft import Draft
-from ternmq.store.log.run import PackedRun, PackingRoom, RunPart
+from ternmq.store.log.run import PackedRun, PackingRoom, RunPart, record_count
 from ternmq.store.store import MessageStore
 from ternmq.wire import properties as props
 from ternmq.wire.record import PROPERTIES_BYTES_MAX, Record, Sysflag
@@ -360,8 +360,9 @@ class Delivery:
         if not self._store.put_packed(pack, answers_at_once=False):
             return 0
         for part in parts:
-            self._count(part.queue.topic, part.record_count, part.body_bytes)
-        done = sum(part.record_count for part in parts)
+            queue, _, _, body_bytes, _ = part
+            self._count(queue.topic, record_count(part), body_bytes)
+        done = sum(map(record_count, parts))
         if self._store.dispatched < self._store.written:
             # A log that confirms later folds their closing marks then.
             in_flight.update((log_offsets[number], None) for number in numbers[:done])

@@ -19,7 +19,7 @@ from ternmq.kernels import native
 from ternmq.message import Property
 from ternmq.store.derived.parts import Closings
 from ternmq.store.log.draft import FIRST, Draft
-from ternmq.store.log.run import PackedRun, PackingRoom, RunPart
+from ternmq.store.log.run import PackedRun, PackingRoom, record_count
 from ternmq.types import Buffer
 from ternmq.wire.record import (
     CRC_MASK,
@@ -100,10 +100,11 @@ class DueRewriter:
             )
             is_learned = unknown is not None and self._learn(unknown)
             if count:
-                parts = [RunPart(queue, *added) for queue, added in runs]
+                parts = [(queue, *added) for queue, added in runs]
                 topics: dict[str, int] = {}
                 for part in parts:
-                    topics[part.queue.topic] = topics.get(part.queue.topic, 0) + part.record_count
+                    topic = part[0].topic
+                    topics[topic] = topics.get(topic, 0) + record_count(part)
                 return PackedRun(end_offset, last_offset, parts, keys, Closings(marks, end_offset, topics, hour))
             if not is_learned:
                 return None

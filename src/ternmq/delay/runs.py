@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ternmq import names
 from ternmq.kernels import native
-from ternmq.store.log.run import PackedRun, PackingRoom, RunPart
+from ternmq.store.log.run import PackedRun, PackingRoom
 
 if TYPE_CHECKING:
     from ternmq._native import ReplyForm, Sends, SendTerms
@@ -89,6 +89,6 @@ class TimedRuns:
                 return None
             number, end_offset, last_offset, added, sent, keys, replies = made
             run = TimedRun(number, [(places[place][0], count, size) for place, count, size in sent], replies)
-            return PackedRun(end_offset, last_offset, [RunPart(queue, *added)], keys)
+            return PackedRun(end_offset, last_offset, [(queue, *added)], keys)
 
         return run if self._put(pack) else None

@@ -11,6 +11,10 @@ Where work piles up, time used is CPU time, and time that the loop waited for pa
 the clock on the wall, a small group would be charged for the moments in which the loop lost the processor to another
 program in the midst of its request: with milliseconds, for which others then go first.
 
+**Nothing waits.** Then what a read brought is carried out at once, if it is one job, or requests of one group and topic
+(``run_alone``): they would be next in any case. They are counted as if they had been queued, and what a slice or the
+turn has no time for is queued.
+
 **Going ahead.** A small group beside a storm must not wait for a turn with its send, for another with its pull and for
 a third with the reply. What is read when the time is over is served at once if its group had nothing of this turn, and
 is next in its lane by the time used; so is a held pull that this wakes (``wake_held``), and the replies are written
@@ -42,7 +46,7 @@ from ternmq.env import WorkClock, work_clock
 from ternmq.kernels import HAS_NATIVE, native
 from ternmq.net.admission import AdmissionRule, Debt
 from ternmq.net.latency import FIRST_S, Latency
-from ternmq.net.mailboxes import Mailbox, Mailboxes
+from ternmq.net.mailboxes import PAST_KEY_LENGTH_MAX, Mailbox, Mailboxes
 from ternmq.wire.header import Request
 
 log = logging.getLogger(__name__)
@@ -254,6 +258,77 @@ class Lanes:
             lane.level_plain()
         jobs.append((worker, request, arrived, size))
 
+    def run_alone(
+        self,
+        lane: Lane,
+        worker: Worker,
+        requests: Sequence[Any],
+        arrived: float,
+        key: str | None = None,
+        topic: str | None = None,
+        *,
+        size: int = 0,
+        run_count: int = 1,
+    ) -> bool:
+        """Carry out all that a read brought, if nothing else waits on any lane: one job, of ``run_count`` requests, or
+        requests of one group and topic, of ``size`` bytes. It does what ``submit`` and ``run`` would do, less the
+        queueing; what a slice or the turn has no time for is queued here. False if they must wait for their turn:
+        nothing was done."""
+        if self._active or self._is_inside or self._is_piled:
+            return False
+        time, turn_end, config = self._time, self._turn_end, lane.config
+        now = time()
+        if turn_end is not None and now > turn_end:
+            return False
+        waited_s = now - arrived
+        count = len(requests)
+        if (
+            lane.limit < config.capacity
+            or (config.wait_max_ms and waited_s * 1000 > config.wait_max_ms)
+            or (count > 1 and (count > config.capacity or size > config.bytes_max))
+            # What such a key has used is not remembered for those that are left.
+            or (key is not None and count > 1 and len(key) > PAST_KEY_LENGTH_MAX)
+        ):
+            return False
+        if turn_end is None:
+            turn_end = self._turn_end = now + TURN_S
+            self._loop.call_soon(self._end_turn)
+        charging = self._charging
+        self._level = lane.used = max(lane.used, self._level)
+        self._served.add(lane.plain if key is None else key)
+        # As in ``_run_jobs``.
+        looks = SLOW_REQUESTS if key is None and run_count == 1 else 1
+        done = 0
+        began = charging()
+        self._is_inside = True
+        try:
+            for request in requests:
+                done += 1
+                try:
+                    worker.run(request)
+                except Exception:
+                    _log_failure(config.name)
+                if done in (count, SLICE_REQUESTS) or (not done % looks and time() > turn_end):
+                    break
+        finally:
+            used = charging() - began
+            lane.used += used
+            if key is not None:
+                lane.served_alone(key, used)
+                self._emptied.append(lane)
+            if waited_s < FIRST_S:
+                lane.waits.counts[0] += done * run_count
+                lane.waits.sum_s += waited_s * done * run_count
+            else:
+                lane.waits.add(waited_s, done * run_count)
+            for request in requests[done:] if done < count else ():
+                self.submit(lane, worker, request, arrived, request.frame_bytes, key, topic)
+            self._is_inside = False
+            if self._active:
+                # These, or what was given back.
+                self.run()
+        return True
+
     def is_over(self) -> bool:
         """Whether the time of this turn is over: a job of many requests gives the rest back."""
         return self._turn_end is not None and self._time() > self._turn_end
@@ -261,6 +336,8 @@ class Lanes:
     def give_back(self, lane: Lane, worker: Worker, requests: Sequence[Request[Any]]) -> None:
         """Make jobs of what is left of the one that is being carried out, before all others without a key."""
         now = self._time()
+        if not lane.count and lane not in self._active:
+            self._active.append(lane)
         lane.given_back += len(requests)
         for request in reversed(requests):
             lane.queued_bytes += request.frame_bytes
@@ -466,9 +543,7 @@ class Lanes:
                     else:
                         worker.run(request)
                 except Exception:
-                    log.exception(
-                        "a request on lane %s failed without an answer; other requests continue", lane.config.name
-                    )
+                    _log_failure(lane.config.name)
                 if not number % looks and time() > turn_end:
                     break
             for worker in workers:
@@ -478,6 +553,10 @@ class Lanes:
             waits.sum_s += waited
             self._done = number
             self._done_bytes = done_bytes
+
+
+def _log_failure(lane: str) -> None:
+    log.exception("a request on lane %s failed without an answer; other requests continue", lane)
 
 
 def _nothing() -> None:

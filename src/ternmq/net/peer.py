@@ -22,7 +22,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from ternmq.errors import (
     BrokerRefused,
@@ -91,6 +91,8 @@ class Route:
 
 
 RouteTable = Mapping[int, Route]
+#: Lane, group and topic.
+_LanePlace: TypeAlias = tuple[Lane, str | None, str | None]
 
 
 class TaskOwner(Protocol):
@@ -380,6 +382,10 @@ class Peer(CallingStream):
         measures = self.latencies is not None
         read: ReadRuns | None = None
         responses = 0
+        #: Requests, as long as all are of one lane, group and topic.
+        same: list[Request[Any]] = []
+        place: _LanePlace | None = None
+        is_same = True
         for command in commands:
             if isinstance(command, Response):
                 responses += 1
@@ -389,7 +395,10 @@ class Peer(CallingStream):
                 assert runs is not None, "runs are only made where there is one to take them"
                 if read is None:
                     read = ReadRuns(runs, now)
-                self._submit_run(read, command, now)
+                is_same = False
+                if place is not None:
+                    self._queue(same, now, place)
+                self._submit_run(read, command, now, is_alone=len(commands) == 1)
                 continue
             if measures:
                 command.arrived, command.is_held = now, False
@@ -413,9 +422,31 @@ class Peer(CallingStream):
                     topic = fields.get(rule.topic) if topic is not None else None
             elif route.key_in_body is not None:
                 key, topic = route.key_in_body(command.body)
-            lanes.submit(by_name[route.lane], self, command, now, command.frame_bytes, key, topic)
+            lane = by_name[route.lane]
+            if is_same:
+                if place is None:
+                    place = lane, key, topic
+                if key == place[1] and topic == place[2] and lane is place[0]:
+                    same.append(command)
+                    continue
+                is_same = False
+                self._queue(same, now, place)
+            lanes.submit(lane, self, command, now, command.frame_bytes, key, topic)
+        if same and place is not None:
+            lane, key, topic = place
+            size = sum([each.frame_bytes for each in same]) if len(same) > 1 else 0
+            if lanes.run_alone(lane, self, same, now, key, topic, size=size):
+                return
+            self._queue(same, now, place)
         if responses < len(commands):
             lanes.run()
+
+    def _queue(self, requests: list[Request[Any]], now: float, place: _LanePlace) -> None:
+        """Queue what has gathered for one place."""
+        lane, key, topic = place
+        for request in requests:
+            self._lanes.submit(lane, self, request, now, request.frame_bytes, key, topic)
+        requests.clear()
 
     def _refuse_sends(self, data: bytes, lane: Lane, room: int) -> tuple[bytes, int]:
         """Refuse sends of a read that find their lane full, before they are decoded: what is left of it, and how many
@@ -434,10 +465,12 @@ class Peer(CallingStream):
                 self._lanes.read_later(self._read_on)
         return data, count
 
-    def _submit_run(self, read: ReadRuns, sends: Sends, now: float) -> None:
+    def _submit_run(self, read: ReadRuns, sends: Sends, now: float, *, is_alone: bool) -> None:
         """Queue a run as one job if its lane has room for all its requests, else each of them."""
         lane, lanes, count, size = read.runs.lane, self._lanes, sends.count, sends.frame_bytes
         if lane.requests + count <= lane.limit and lane.queued_bytes + size <= lane.config.bytes_max:
+            if is_alone and lanes.run_alone(lane, read, (sends,), now, run_count=count):
+                return
             lane.in_runs += count - 1
             lanes.submit(lane, read, sends, now, size)
             return

@@ -108,7 +108,7 @@ class RunWorker:
             # What is added to replies that are not read is counted one by one.
             if tries and not peer.is_full:
                 first = number
-                if self._is_admitted(sends):
+                if self._gate is None or self._is_admitted(sends, self._gate):
                     number = self._run_parts(sends, first, arrived)
                     if number == count:
                         return
@@ -145,15 +145,11 @@ class RunWorker:
                 break
         return number
 
-    def _is_admitted(self, sends: Sends) -> bool:
+    def _is_admitted(self, sends: Sends, gate: Gate) -> bool:
         """Whether the caller may send all of a run, by the rules of now."""
-        if self._gate is None:
-            return True
         account = sends.account
         # Each topic once, whatever its queues.
-        return account is not None and self._gate.trusts_run(
-            self._peer, account.secret, {topic for topic, _ in sends.places}
-        )
+        return account is not None and gate.trusts_run(self._peer, account.secret, {topic for topic, _ in sends.places})
 
     def refuse(self, sends: Sends, reason: str, arrived: float) -> None:
         """Answer each request that there is too much to do."""

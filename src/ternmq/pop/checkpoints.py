@@ -79,6 +79,7 @@ class CheckPoint:
     """Messages of one queue that one pop handed out."""
 
     __slots__ = (
+        "_all_bits",
         "acked",
         "failures",
         "invisible_ms",
@@ -112,6 +113,7 @@ class CheckPoint:
         self.invisible_ms = invisible_ms
         #: Queue offsets of the messages, at most 32.
         self.offsets = offsets
+        self._all_bits = (1 << len(offsets)) - 1
         #: Bit i is set when ``offsets[i]`` is done.
         self.acked = acked
         self.revive_queue_id = revive_queue_id
@@ -135,7 +137,7 @@ class CheckPoint:
         offsets, bits = self.offsets, 0
         if queue_offsets == offsets:
             # All of them, both as ranges: the usual ack of a fast consumer.
-            return (1 << len(offsets)) - 1
+            return self._all_bits
         for queue_offset in queue_offsets:
             if queue_offset in offsets:
                 bits |= 1 << offsets.index(queue_offset)
@@ -147,7 +149,7 @@ class CheckPoint:
 
     @property
     def is_acked(self) -> bool:
-        return self.acked == (1 << len(self.offsets)) - 1
+        return self.acked == self._all_bits
 
     def open_offsets(self) -> list[int]:
         """Queue offsets of the messages that are not acked."""

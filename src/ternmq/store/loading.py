@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -56,6 +56,7 @@ class LoadedStore:
         log: Log | None,
         derived: Sequence[Derived],
         on_arrival: OnArrival | None,
+        listened: Container[str] | None,
         bits: Callable[[Fact], bytes] | None,
     ) -> None:
         """Load all files, and change none. Raises ``CorruptFile`` or another ``StoreError``."""
@@ -99,6 +100,7 @@ class LoadedStore:
             delays_ms=config.delay_levels_ms,
             parts=self.parts,
             on_arrival=on_arrival,
+            listened=listened,
         )
         self.pending: Final = Pending(self.log, self.queues, self.dispatcher)
         try:

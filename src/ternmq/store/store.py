@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -190,6 +190,7 @@ class MessageStore:
         log: Log | None = None,
         derived: Sequence[Derived] = (),
         on_arrival: OnArrival | None = None,
+        listened: Container[str] | None = None,
         is_batch: Callable[[str], bool] | None = None,
         bits: Callable[[Fact], bytes] | None = None,
         notify: Callable[[StoreJob], object] | None = None,
@@ -208,6 +209,7 @@ class MessageStore:
             log: The log, if it is not a plain one on ``disk``.
             derived: Further parts that are folded from the log, with their files in the store's directory.
             on_arrival: Told of new queue entries; see ``dispatch.OnArrival``.
+            listened: The topics of which it has to be told, if not of all; it may change at any time.
             is_batch: Tells topics that are to have batch queues (RocketMQ 5's ``queue.type=BatchCQ``). Their messages
                 are refused.
             bits: Makes the bit map of a record's unit (C3): which groups' filters it passes. It must not raise. Without
@@ -226,7 +228,14 @@ class MessageStore:
         held = held if held is not None else lock_directory(config, disk)
         try:
             loaded = LoadedStore(
-                config, clock=clock, disk=disk, log=log, derived=derived, on_arrival=on_arrival, bits=bits
+                config,
+                clock=clock,
+                disk=disk,
+                log=log,
+                derived=derived,
+                on_arrival=on_arrival,
+                listened=listened,
+                bits=bits,
             )
             try:
                 loaded.recover(on_progress)
@@ -361,6 +370,11 @@ class MessageStore:
         """Queue offset that the next message will have; 0 without such a queue."""
         queue = self._table.get((topic, queue_id))
         return queue.next_offset if queue is not None else 0
+
+    def span(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """``min_offset`` and ``max_offset``. Hot: looked up for each ack."""
+        queue = self._table.get((topic, queue_id))
+        return (queue.min_offset, queue.next_offset) if queue is not None else (0, 0)
 
     def first_record(self) -> memoryview | None:
         """The oldest record of the log; None without one."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from ternmq import names
 from ternmq.env import Clock
 from ternmq.kernels import HAS_NATIVE, native
-from ternmq.store.log.run import PackedRun, PackingRoom, RunPart
+from ternmq.store.log.run import PackedRun, PackingRoom
 from ternmq.store.store import MessageStore
 from ternmq.transaction import half as halves
 from ternmq.transaction.half import QUEUE_ID
@@ -55,8 +55,7 @@ class OpWriter:
             if made is None:
                 return None
             last_offset, added = made
-            part = RunPart(queue, *added)
-            return PackedRun(part.log_end, last_offset, [part], b"")
+            return PackedRun(added[1], last_offset, [(queue, *added)], b"")
 
         if HAS_NATIVE and self._store.put_packed(pack, answers_at_once=False):
             return

@@ -119,8 +119,8 @@ class TransactionRuns:
                 return None
             number, end_offset, last_offset, halves, sent, messages, closed, keys, replies = made
             run = TransactionRun(number, [(places[place][0], count, size) for place, count, size in sent], replies)
-            parts = [RunPart(half_queue, *halves)] if halves is not None else []
-            parts += [RunPart(targets[place], *rest) for place, *rest in messages]  # type: ignore[arg-type]  # it has entries
+            parts: list[RunPart] = [(half_queue, *halves)] if halves is not None else []
+            parts += [(targets[place], *rest) for place, *rest in messages]  # type: ignore[misc]  # it has entries
             return PackedRun(end_offset, last_offset, parts, keys)
 
         try:

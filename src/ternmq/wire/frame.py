@@ -92,6 +92,9 @@ TLS_SPOKEN: Final = "the peer speaks TLS, which this port does not; turn TLS off
 _HTTP_STARTS: Final = (b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"DELE", b"PATC", b"CONN", b"PRI ")
 
 _PREFIX: Final = struct.Struct(">II")
+#: Header fields below this are of the form ``JSON``, which requests have from the start.
+_NEXT_FORM: Final = 1 << 24
+assert JSON == Request(0).serial == 0
 
 
 class FrameDecoder:
@@ -151,7 +154,8 @@ class FrameDecoder:
         commands: list[Any] = []
         tries = RUN_MISSES_MAX if HAS_NATIVE and takes_runs is not None else 0
         run_end = -1
-        starts = _RUN_STARTS if self._is_typed else _SIGNED_STARTS
+        is_typed = self._is_typed
+        starts = _RUN_STARTS if is_typed else _SIGNED_STARTS
         view = memoryview(data)
         at, end = 0, len(data)
         while end - at >= 8:
@@ -187,7 +191,10 @@ class FrameDecoder:
             # A copy, not a view: a header is short, and the decoders take bytes more quickly.
             header = data[at + 8 : body_at]
             body = view[body_at:frame_end] if body_at < frame_end else NO_BODY
-            command = self._decode(header_field >> 24, header, body)
+            if header_field < _NEXT_FORM and is_typed:
+                command = decode_json(header)
+            else:
+                command = self._decode(header_field >> 24, header, body)
             if command.flag & FLAG_RESPONSE:
                 commands.append(_response(command, body))
             else:
@@ -399,6 +406,8 @@ def encode_request(
 
 def encode_reply(request: Request[Any], reply: Reply, *, bytes_max: int = FRAME_BYTES_MAX) -> list[Buffer]:
     """The buffers of the response to ``request``, in the header form of the request. Raises as ``encode_request``."""
+    if reply.head is not None:
+        return frame(reply.head, JSON, reply.body, bytes_max)
     fields = reply.header.to_fields() if reply.header is not None else {}
     encode = encode_binary if request.serial == BINARY else encode_json
     if reply.header is None and reply.code != Reply.SUCCESS:

@@ -160,9 +160,12 @@ class Response(msgspec.Struct):
 
 
 class Reply:
-    """The reply of a handler: a response code, ext fields, a remark and a body of one or many buffers."""
+    """The reply of a handler: a response code, ext fields, a remark and a body of one or many buffers.
 
-    __slots__ = ("body", "code", "header", "remark")
+    ``head`` is the whole header of a successful reply, if that was prepared (``wire.template``).
+    """
+
+    __slots__ = ("body", "code", "head", "header", "remark")
 
     SUCCESS: ClassVar[int] = 0
 
@@ -173,8 +176,10 @@ class Reply:
         header: Header | None = None,
         remark: str | None = None,
         body: Buffer | list[memoryview] = b"",
+        head: bytes | None = None,
     ) -> None:
         self.code = code
+        self.head = head
         self.header = header
         self.remark = remark
         self.body = body

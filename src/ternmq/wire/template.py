@@ -4,7 +4,7 @@ One send, or the reply to it, differs from the next in a few values. A template 
 that ``wire.frame`` would give it, and inserts the values with one formatting operation. This takes 0.8 µs; building a
 header, a map of its fields and an envelope, and encoding it, takes 4 µs.
 
-Only JSON; of replies, only successful ones without a body or a remark. The binary form uses the general functions.
+Only JSON; of replies, only successful ones. The binary form uses the general functions.
 """
 
 from __future__ import annotations
@@ -34,8 +34,16 @@ class HeadTemplate:
 
     __slots__ = ("_format",)
 
-    def __init__(self, code: int, constant: Mapping[str, str], holes: Mapping[str, str], *, flag: int = 0) -> None:
-        text = encode_json(code, dict(holes), opaque=_OPAQUE, flag=flag)
+    def __init__(
+        self,
+        code: int,
+        constant: Mapping[str, str],
+        holes: Mapping[str, str],
+        *,
+        flag: int = 0,
+        remark: str | None = None,
+    ) -> None:
+        text = encode_json(code, dict(holes), opaque=_OPAQUE, flag=flag, remark=remark)
         text = text.replace(b"%d" % _OPAQUE, b"%d", 1)
         # The constant fields come last, because they may contain anything: a percent sign, or the digits of the opaque.
         fields = msgspec.json.encode(constant).replace(b"%", b"%%")[1:-1]
@@ -53,15 +61,16 @@ class HeadTemplate:
 
 
 class ReplyTemplate(HeadTemplate):
-    """A successful reply without a body."""
+    """A successful reply. One with a body is a ``Reply`` with this ``head``."""
 
     __slots__ = ()
 
-    def __init__(self, constant: Mapping[str, str], holes: Mapping[str, str]) -> None:
-        super().__init__(0, constant, holes, flag=FLAG_RESPONSE)
+    def __init__(self, constant: Mapping[str, str], holes: Mapping[str, str], *, remark: str | None = None) -> None:
+        """A ``remark`` has no percent signs."""
+        super().__init__(0, constant, holes, flag=FLAG_RESPONSE, remark=remark)
 
     def fill(self, values: tuple[Any, ...]) -> bytes:
-        """The whole frame; ``values`` are those of the holes in their order, then the opaque."""
+        """The whole frame without a body; ``values`` are those of the holes in their order, then the opaque."""
         head = self._format % values
         size = len(head)
         return _PREFIX.pack(size + 4, size) + head

@@ -23,7 +23,7 @@ from ternmq.store.derived import follower, index
 from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.log.draft import Draft
 from ternmq.store.log.protocol import Log
-from ternmq.store.log.run import PackedRun, PackingRoom, RunPacker, RunPart
+from ternmq.store.log.run import PackedRun, PackingRoom, RunPacker
 from ternmq.store.store import MessageStore
 from ternmq.transaction import ops
 from ternmq.transaction.ops import OpWriter
@@ -157,9 +157,8 @@ class Node:
         sends = native.parse_sends(data, 0, 1 << 24)
         assert sends is not None
         assert self._terms is not None
-        placed = self.store.put_run(
-            sends, 0, lambda *_: True, count_max=40, terms=self._terms, form=self._form, born_host=BORN
-        )
+        plain = dict.fromkeys((header.topic for header, _ in headers), 1_000)
+        placed = self.store.put_run(sends, 0, plain, count_max=40, terms=self._terms, form=self._form, born_host=BORN)
         if placed is None:
             return []
         self.in_runs += placed.next
@@ -347,8 +346,8 @@ def packed_op(room: PackingRoom, *, keys: bytes) -> PackedRun:
         topic_field=queue.topic_part,
     )
     assert made is not None
-    part = RunPart(queue, *made[1])
-    return PackedRun(part.log_end, made[0], [part], keys)
+    last_offset, added = made
+    return PackedRun(added[1], last_offset, [(queue, *added)], keys)
 
 
 def test_a_batch_with_very_many_keys_does_not_wait_as_index_entries(tmp_path: Path) -> None:

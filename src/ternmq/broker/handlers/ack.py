@@ -56,7 +56,7 @@ class AckHandlers:
 
     def ack(self, _peer: Peer, request: Request[AckMessage]) -> Reply | bytes:
         """One message is done."""
-        header = request.fields
+        header: AckMessage = request.header  # type: ignore[assignment]  # typed, or the request would not be here
         start_offset, pop_time_ms, revive_queue_id = _check_point(header.extra_info)
         self._popping.ack(
             (header.consumer_group, header.topic, header.queue_id),

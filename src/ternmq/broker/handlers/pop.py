@@ -24,7 +24,7 @@ from ternmq.broker.tables.filters import ALL, Wanted
 from ternmq.net.gate import Action, Rule
 from ternmq.net.lanes import Lanes
 from ternmq.net.peer import Handler, Peer, Route
-from ternmq.wire.codes import RequestCode, ResponseCode
+from ternmq.wire.codes import JSON, RequestCode, ResponseCode
 from ternmq.wire.header import Reply, Request
 from ternmq.wire.requests import (
     Notification,
@@ -35,9 +35,23 @@ from ternmq.wire.requests import (
     PopMessage,
     PopReply,
 )
+from ternmq.wire.template import ReplyTemplate
 
 _FOUND: Final = "FOUND"
 _NOTHING: Final = "NO_MESSAGE_IN_QUEUE"
+#: The header of a reply with messages.
+_POPPED: Final = ReplyTemplate(
+    {},
+    {
+        "popTime": "%d",
+        "invisibleTime": "%d",
+        "reviveQid": "%d",
+        "restNum": "%d",
+        "startOffsetInfo": "%b",
+        "msgOffsetInfo": "%b",
+    },
+    remark=_FOUND,
+)
 _CODES: Final = {
     PopOutcome.FOUND: ResponseCode.SUCCESS,
     PopOutcome.NOTHING: ResponseCode.POLLING_TIMEOUT,
@@ -82,7 +96,7 @@ class PopHandlers:
     def _pop(self, peer: Peer, request: Request[PopMessage]) -> Reply | Awaitable[Reply | None] | None:
         popped = self._popping.take(request.fields, is_first=True)
         if popped.outcome is PopOutcome.OLD:
-            return self._when_read(request.fields, popped)
+            return self._when_read(request, popped)
         return self._answer(peer, request, popped, None)
 
     async def _when_allowed(self, peer: Peer, request: Request[PopMessage]) -> Reply | None:
@@ -101,8 +115,8 @@ class PopHandlers:
         assert popped.outcome is not PopOutcome.OLD, "only a pop seen for the first time waits for the disk"
         return self._answer(peer, request, popped, deadline)
 
-    async def _when_read(self, header: PopMessage, popped: Popped) -> Reply:
-        return _reply(await self._popping.read_old(header, popped))
+    async def _when_read(self, request: Request[PopMessage], popped: Popped) -> Reply:
+        return _reply(request, await self._popping.read_old(request.fields, popped))
 
     def _answer(self, peer: Peer, request: Request[PopMessage], popped: Popped, deadline: float | None) -> Reply | None:
         header = request.fields
@@ -114,7 +128,7 @@ class PopHandlers:
                         self._polls.wake(PollKind.POP, header.consumer_group, header.topic, header.queue_id)
                     return None
                 popped.outcome = PopOutcome.FULL
-        return _reply(popped)
+        return _reply(request, popped)
 
     # --- Beside it ----------------------------------------------------------------------------------------------
 
@@ -204,8 +218,14 @@ def _nothing(header: PopMessage) -> Reply:
     )
 
 
-def _reply(popped: Popped) -> Reply:
+def _reply(request: Request[Any], popped: Popped) -> Reply:
     wish, taken = popped.wish, popped.taken
+    if popped.outcome is PopOutcome.FOUND and not wish.ordered and request.serial == JSON:
+        infos = taken.infos
+        values = wish.pop_time_ms, wish.invisible_ms, wish.revive_queue_id, taken.rest
+        # Numbers and what stands between them: nothing to escape.
+        texts = infos.starts.encode(), infos.messages.encode()
+        return Reply(head=_POPPED.head((*values, *texts, request.opaque)), body=taken.buffers)
     return Reply(
         _CODES[popped.outcome],
         remark=_FOUND if taken.count else _NOTHING,

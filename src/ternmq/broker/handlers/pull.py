@@ -27,9 +27,10 @@ from ternmq.net.gate import Action, Rule
 from ternmq.net.lanes import Lanes
 from ternmq.net.peer import Peer, Route
 from ternmq.store.read.query import GetStatus
-from ternmq.wire.codes import RequestCode, ResponseCode
+from ternmq.wire.codes import JSON, RequestCode, ResponseCode
 from ternmq.wire.header import Reply, Request
 from ternmq.wire.requests import PullMessage, PullReply, PullSysflag
+from ternmq.wire.template import ReplyTemplate
 
 _CODES: Final = {
     GetStatus.FOUND: ResponseCode.SUCCESS,
@@ -43,6 +44,12 @@ _CODES: Final = {
     GetStatus.NO_MATCHED_LOGIC_QUEUE: ResponseCode.PULL_OFFSET_MOVED,
     GetStatus.NO_MESSAGE_IN_QUEUE: ResponseCode.PULL_OFFSET_MOVED,
 }
+#: The header of a reply with messages. The remark is the status.
+_FOUND: Final = ReplyTemplate(
+    {},
+    {"suggestWhichBrokerId": "%d", "nextBeginOffset": "%d", "minOffset": "%d", "maxOffset": "%d"},
+    remark=GetStatus.FOUND.name,
+)
 #: RocketMQ's remark when a tool has moved the group.
 _RESET: Final = "OFFSET_RESET"
 
@@ -74,9 +81,9 @@ class PullHandlers:
         header = request.fields
         pulled = self._reading.pull(header, is_first=True)
         if pulled.found.cold is not None:
-            return self._when_read(header, pulled)
+            return self._when_read(request, pulled)
         if pulled.is_over_quota and header.sysflag & PullSysflag.SUSPEND:
-            return self._when_allowed(peer, header, pulled)
+            return self._when_allowed(peer, request, pulled)
         if pulled.is_at_end and header.sysflag & PullSysflag.SUSPEND:
             held = HeldRequest(peer, request, self._again, polls=self._polls, lanes=self._lanes, lane=self._lane)
             held.poll = self._polls.park_pull(
@@ -91,14 +98,15 @@ class PullHandlers:
                 size=request.frame_bytes,
             )
             return None
-        return self._reply(pulled)
+        return _reply(request, pulled)
 
     def _again(self, _peer: Peer, request: Request[Any], _deadline: float) -> Reply:
         """Look again, and answer whatever is found now: what a pull waited for has just come, and is in memory."""
-        return self._reply(self._reading.pull(request.fields, is_first=False))
+        return _reply(request, self._reading.pull(request.fields, is_first=False))
 
-    async def _when_allowed(self, peer: Peer, header: PullMessage, pulled: Pulled) -> Reply:
+    async def _when_allowed(self, peer: Peer, request: Request[PullMessage], pulled: Pulled) -> Reply:
         """Look when the quota of the group allows it; as at the end of the queue if that takes too long."""
+        header = request.fields
         deadline = self._polls.deadline(self._reading.wait_ms(header.suspend_timeout_ms))
         while pulled.is_over_quota:
             left_ms = int((deadline - self._polls.deadline(0)) * 1000)
@@ -106,22 +114,27 @@ class PullHandlers:
                 break
             pulled = self._reading.pull(header, is_first=False, may_be_old=True)
         if pulled.found.cold is not None:
-            return await self._when_read(header, pulled)
-        return self._reply(pulled)
+            return await self._when_read(request, pulled)
+        return _reply(request, pulled)
 
-    async def _when_read(self, header: PullMessage, pulled: Pulled) -> Reply:
-        return self._reply(await self._reading.read_old(header, pulled))
+    async def _when_read(self, request: Request[PullMessage], pulled: Pulled) -> Reply:
+        return _reply(request, await self._reading.read_old(request.fields, pulled))
 
-    def _reply(self, pulled: Pulled) -> Reply:
-        found = pulled.found
-        return Reply(
-            ResponseCode.PULL_NOT_FOUND if pulled.is_at_end else _CODES[found.status],
-            remark=_RESET if pulled.is_moved else found.status.name,
-            header=PullReply(
-                suggested_broker_id=pulled.next_broker,
-                next_offset=found.next_offset,
-                min_offset=found.min_offset,
-                max_offset=found.max_offset,
-            ),
-            body=pulled.body,
-        )
+
+def _reply(request: Request[Any], pulled: Pulled) -> Reply:
+    found = pulled.found
+    code = ResponseCode.PULL_NOT_FOUND if pulled.is_at_end else _CODES[found.status]
+    if code == ResponseCode.SUCCESS and not pulled.is_moved and request.serial == JSON:
+        values = pulled.next_broker, found.next_offset, found.min_offset, found.max_offset, request.opaque
+        return Reply(head=_FOUND.head(values), body=pulled.body)
+    return Reply(
+        code,
+        remark=_RESET if pulled.is_moved else found.status.name,
+        header=PullReply(
+            suggested_broker_id=pulled.next_broker,
+            next_offset=found.next_offset,
+            min_offset=found.min_offset,
+            max_offset=found.max_offset,
+        ),
+        body=pulled.body,
+    )

@@ -31,7 +31,7 @@ Bounds: so many pulls (``maxSuspendedPulls``), so many pops and as many notices 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol
@@ -306,6 +306,11 @@ class Polls:
         bounds.bytes += poll.size
 
     # --- Waking ---------------------------------------------------------------------------------------------------
+
+    @property
+    def topics(self) -> Container[str]:
+        """Those for which polls wait, at any time: ``arrived`` need not be called for others."""
+        return self._topics
 
     def arrived(self, topic: str, queue_id: int, end_offset: int, tags_code: int, properties: str | None) -> None:
         """A record has become visible: its queue now ends at ``end_offset``. Hot: called for each record.

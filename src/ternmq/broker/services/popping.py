@@ -473,7 +473,7 @@ class Popping:
                 f"queueId[{queue_id}] is illegal, topic:[{topic}] has {config.read_queue_nums} queues "
                 f"to read; consumer:[{group}]"
             )
-        first, end = self._store.min_offset(topic, queue_id), self._store.max_offset(topic, queue_id)
+        first, end = self._store.span(topic, queue_id)
         if not first <= queue_offset <= end:
             raise NoMessage(f"offset is illegal, key:{topic}@{queue_id}, commit:{queue_offset}, store:{first}~{end}")
 

@@ -54,13 +54,11 @@ from ternmq.types import Buffer
 from ternmq.wire import properties as props
 from ternmq.wire.batch import unpack_messages
 from ternmq.wire.bodies.topics import TopicConfig
-from ternmq.wire.layouts.queue_entry import ENTRY_BYTES
 from ternmq.wire.record import Sysflag
 from ternmq.wire.requests import SendBack, SendFields
 
 if TYPE_CHECKING:
     from ternmq._native import ReplyForm, Sends
-    from ternmq.store.log.run import RunPart
 
 # Texts that betray a property without taking the text apart. A user's name or value may hold them, too: where one is
 # found, ``wire.properties`` looks closer, and decides.
@@ -293,26 +291,16 @@ class Sending:
         if terms is None or not room:
             return first, b"", 0
         placed = self._intake.store_run(
-            sends, first, self._is_plain, count_max=room, terms=terms, form=form, born_host=origin.host
+            sends, first, self._plain_queues, count_max=room, terms=terms, form=form, born_host=origin.host
         )
         if placed is None:
             return first, b"", 0
-        self._count_parts(placed.parts)
+        for queue, count, body_bytes in placed.counts:
+            self._count(queue.topic, count, body_bytes, calls=count)
         if placed.ends and safety.is_awaited:
             self._intake.when_all_safe(held(placed.replies, placed.ends))
             return placed.next, b"", 0
         return placed.next, placed.replies, 0
-
-    def _count_parts(self, parts: Sequence[RunPart]) -> None:
-        """Count what was stored by a run: nearly always, all parts are queues of one topic."""
-        topic, count, size = parts[0].queue.topic, 0, 0
-        for queue, entries, _, body_bytes, _ in parts:
-            if queue.topic != topic:
-                self._count(topic, count, size, calls=count)
-                topic, count, size = queue.topic, 0, 0
-            count += len(entries) // ENTRY_BYTES
-            size += body_bytes
-        self._count(topic, count, size, calls=count)
 
     def _store_timed(self, origin: Origin, sends: Sends, first: int, form: ReplyForm) -> tuple[int, bytes, int]:
         """``send_run`` for those with a delivery time that come first."""

@@ -15,7 +15,7 @@ thread, before the answer. Those of another log wait until it confirms them (``s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from msgspec.structs import replace
@@ -59,6 +59,7 @@ class Dispatcher:
         "_delays_ms",
         "_deleted",
         "_index",
+        "_listened",
         "_queues",
         "_tags_code",
         "_with_units",
@@ -75,7 +76,9 @@ class Dispatcher:
         delays_ms: tuple[int, ...],
         parts: Parts | None = None,
         on_arrival: OnArrival | None = None,
+        listened: Container[str] | None = None,
     ) -> None:
+        """``on_arrival`` need not be told of topics that are not ``listened`` to, if that is known."""
         self._queues = queues
         self._index = index
         self._deleted = deleted
@@ -86,6 +89,7 @@ class Dispatcher:
         #: Further parts that take in records, if there are any.
         self.parts = parts or None
         self.on_arrival = on_arrival
+        self._listened = listened
 
     def fresh(
         self,
@@ -133,7 +137,7 @@ class Dispatcher:
                 index.overflow()
         if fact is not None and self.parts is not None:
             self.parts.fold(fact)
-        if is_queued and self.on_arrival is not None:
+        if is_queued and self.on_arrival is not None and (self._listened is None or topic in self._listened):
             self.on_arrival(topic, queue.queue_id, queue_offset + 1, tags_code, properties)
 
     def fresh_all(self, records: Sequence[Fresh]) -> None:
@@ -232,12 +236,12 @@ class Dispatcher:
     def fresh_run(self, run: SealedRun) -> None:
         """Take in records of several queues that were just appended, or just confirmed, by what a kernel made of them.
         Not for queues whose entries have due times or units beside them."""
-        for part in run.parts:
-            part.queue.extend(part.entries, part.log_end)
+        parts = run.parts
+        ConsumeQueue.extend_all(parts)
         if self._index is not None and run.keys:
             self._index.add_made(run.keys, run.last_offset)
         if self.parts is not None:
-            for queue, entries, log_end, _, _ in run.parts:
+            for queue, entries, log_end, _, _ in parts:
                 if queue.needs_facts:
                     begin = ENTRY.unpack_from(entries)[0]
                     with self.parts.view(begin, log_end - begin) as data:
@@ -245,9 +249,10 @@ class Dispatcher:
             if run.closings is not None:
                 self.parts.fold_closings(run.closings)
         if self.on_arrival is not None:
-            for queue, _, _, _, tags in run.parts:
-                for tags_code, end_offset in tags:
-                    self.on_arrival(queue.topic, queue.queue_id, end_offset, tags_code, None)
+            on_arrival, listened = self.on_arrival, self._listened
+            for queue, _, _, _, tags in parts:
+                for tags_code, end_offset in tags if listened is None or queue.topic in listened else ():
+                    on_arrival(queue.topic, queue.queue_id, end_offset, tags_code, None)
 
     def fold_run(self, topic: str, entries: bytes, data: memoryview, begin: int) -> None:
         """Give records to the further parts, by their new queue entries. ``data`` has the log from ``begin`` on."""

@@ -156,24 +156,17 @@ class IndexFile:
         _, self.end_offset, self.end_time_ms = entries[-1]
         self.write_header()
 
-    def put_made(self, made: bytes, put: Callable[..., tuple[int, int, int]]) -> None:
+    def put_made(self, made: bytes) -> None:
         """``put`` for entries that a kernel made. Raises ``DiskFull`` before anything is changed."""
-        end = self._entries_at + self.count * INDEX_ENTRY_BYTES + len(made) // MADE_ENTRY.size * INDEX_ENTRY_BYTES
+        number = self.count
+        behind = number + len(made) // MADE_ENTRY.size
+        end = self._entries_at + behind * INDEX_ENTRY_BYTES
         if end > self._reserved:
             self._reserve(end)
-        self.used_slots, self.begin_time_ms, begin_offset = put(
-            self._page,
-            made,
-            slots=self._slots,
-            number=self.count,
-            used_slots=self.used_slots,
-            begin_time_ms=self.begin_time_ms,
+        self.used_slots, self.begin_time_ms, self.begin_offset, self.end_offset, self.end_time_ms = native.index_put(
+            self.segment.page, made, self._slots, number, self.used_slots, self.begin_time_ms, self.begin_offset
         )
-        if begin_offset >= 0:
-            self.begin_offset = begin_offset
-        self.count += len(made) // MADE_ENTRY.size
-        _, self.end_offset, self.end_time_ms = MADE_ENTRY.unpack_from(made, len(made) - MADE_ENTRY.size)
-        self.write_header()
+        self.count = behind
 
     def write_header(self) -> None:
         _pack_header(
@@ -420,7 +413,7 @@ class Index:
             try:
                 file = self._open_file()
                 room_bytes = (self._entries - file.count) * MADE_ENTRY.size
-                file.put_made(made[:room_bytes], native.index_put)
+                file.put_made(made[:room_bytes])
             except StoreError:
                 self._entries_left += MADE_ENTRY.iter_unpack(made)
                 raise

@@ -14,7 +14,7 @@ those before ``_tail_offset`` are in files, the others in ``_tail``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -124,6 +124,20 @@ class ConsumeQueue:
         self.log_end = log_end
         if len(tail) >= TAIL_BYTES:
             self._all.overflow(self)
+
+    @staticmethod
+    def extend_all(parts: Iterable[tuple[ConsumeQueue, bytes, int, int, object]]) -> None:
+        """``extend`` several queues, each by entries and where the record of the last one ends (``run.RunPart``): one
+        call for all of them."""
+        for queue, entries, log_end, _, _ in parts:
+            tail = queue._tail  # noqa: SLF001 - its own
+            if not tail:
+                queue._begin_tail()  # noqa: SLF001 - its own
+            tail += entries
+            queue.next_offset += len(entries) // ENTRY_BYTES
+            queue.log_end = log_end
+            if len(tail) >= TAIL_BYTES:
+                queue._all.overflow(queue)  # noqa: SLF001 - its own
 
     def _begin_tail(self) -> None:
         self._all.dirty[self] = None

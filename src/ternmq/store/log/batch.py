@@ -18,7 +18,7 @@ from ternmq.errors import RecordRefused
 from ternmq.kernels import HAS_NATIVE, native
 from ternmq.store.derived.queue import ConsumeQueue
 from ternmq.store.log.protocol import Log
-from ternmq.store.log.run import RunPart, SealedRun, may_wait
+from ternmq.store.log.run import SealedRun, may_wait
 from ternmq.store.log.writer import RecordLimits
 from ternmq.wire.record import CRC_MASK, Sysflag, shared_fields, topic_part
 
@@ -194,10 +194,10 @@ class BatchWriter:
             return None
         queue_offset = queue.assigned
         log_offsets, added, keys = made
-        part = RunPart(queue, *added)
-        if not may_wait(self._log, keys, part.log_end - log_offsets[0]):
+        log_end = added[1]
+        if not may_wait(self._log, keys, log_end - log_offsets[0]):
             return None
-        self._log.seal(part.log_end, store_time_ms)
-        self._dispatch_run(SealedRun([part], keys, log_offsets[-1], part.log_end, store_time_ms))
+        self._log.seal(log_end, store_time_ms)
+        self._dispatch_run(SealedRun([(queue, *added)], keys, log_offsets[-1], log_end, store_time_ms))
         self._wake()
-        return PlacedBatch(log_offsets, part.log_end, queue_offset, store_time_ms)
+        return PlacedBatch(log_offsets, log_end, queue_offset, store_time_ms)

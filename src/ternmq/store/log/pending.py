@@ -36,7 +36,7 @@ from ternmq.store.derived.follower import Follower
 from ternmq.store.derived.queue import ConsumeQueue
 from ternmq.store.derived.queues import ConsumeQueues
 from ternmq.store.log.protocol import Log
-from ternmq.store.log.run import SealedRun
+from ternmq.store.log.run import SealedRun, record_count
 from ternmq.wire.layouts.queue_entry import ENTRY
 from ternmq.wire.record import unpack_record
 
@@ -154,8 +154,9 @@ class Pending:
         """Keep records of a run that was just sealed; in place of ``Dispatcher.fresh_run``."""
         self._facts.append(run)
         for part in run.parts:
-            part.queue.pending += part.record_count
-            self._count += part.record_count
+            count = record_count(part)
+            part[0].pending += count
+            self._count += count
 
     def restore(self, facts: Iterable[Fact], *, dispatched: int, store_time_ms: int) -> None:
         """Begin with what recovery found: all before ``dispatched`` is dispatched, ``facts`` follow it."""
@@ -206,8 +207,9 @@ class Pending:
 
     def _confirm_run(self, run: SealedRun) -> None:
         for part in run.parts:
-            part.queue.pending -= part.record_count
-            self._count -= part.record_count
+            count = record_count(part)
+            part[0].pending -= count
+            self._count -= count
         self._dispatched, self._time_ms = run.end_offset, run.store_time_ms
         self._dispatcher.fresh_run(run)
 
@@ -231,8 +233,9 @@ class Pending:
                     return
                 facts.pop()
                 for part in last.parts:
-                    part.queue.pending -= part.record_count
-                    self._count -= part.record_count
+                    count = record_count(part)
+                    part[0].pending -= count
+                    self._count -= count
                 for kept in self._facts_of(last, log_offset):
                     self._add(*kept)
                 continue
@@ -251,11 +254,11 @@ class Pending:
         if self._queues.has_light:
             return False
         for part in run.parts:
-            queue = part.queue
-            first_offset = ENTRY.unpack_from(part.entries)[0]
+            queue, entries, _, _, tags = part
+            first_offset = ENTRY.unpack_from(entries)[0]
             if (
                 self._queues.table.get((queue.topic, queue.queue_id)) is not queue
-                or queue.next_offset + part.record_count != max(end for _, end in part.tags)
+                or queue.next_offset + record_count(part) != max(end for _, end in tags)
                 or queue.log_end > first_offset
                 or self._dispatcher.is_deleted(queue.topic, first_offset)
             ):
@@ -266,12 +269,12 @@ class Pending:
         """Whether a record of the run ends at ``log_offset`` or before."""
         if run.end_offset <= log_offset:
             return True
-        firsts = [ENTRY.unpack_from(part.entries) for part in run.parts]
+        firsts = [ENTRY.unpack_from(entries) for _, entries, *_ in run.parts]
         return any(at + size <= log_offset for at, size, _ in firsts)
 
     def _facts_of(self, run: SealedRun, until: int) -> Iterator[tuple[Fact, ConsumeQueue]]:
         """The facts of its records that end at ``until`` or before, in log order, as the log tells them."""
-        found = [(at, size, part.queue) for part in run.parts for at, size, _ in ENTRY.iter_unpack(part.entries)]
+        found = [(at, size, queue) for queue, entries, *_ in run.parts for at, size, _ in ENTRY.iter_unpack(entries)]
         for log_offset, size, queue in sorted(found, key=lambda each: each[0]):
             if log_offset + size > until:
                 return

@@ -10,8 +10,10 @@ dispatched at once, or when the log confirms them (``store.log.pending``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+import msgspec
 
 from ternmq.kernels import HAS_NATIVE, native
 from ternmq.store.config import FlushDiskType, StoreConfig
@@ -30,24 +32,18 @@ _WAITING_KEYS_BYTES_MAX: Final = 64 << 10
 _SYSFLAG_MASK: Final = NO_HOST_FLAGS & ~Sysflag.TRANSACTION_MASK
 
 
-class RunPart(NamedTuple):
-    """What the records of a run add to one queue."""
-
-    queue: ConsumeQueue
-    entries: bytes
-    #: Log offset behind the last of them.
-    log_end: int
-    body_bytes: int
-    #: Each tags code, with the queue offset behind its last record, or behind a later one of these.
-    tags: list[tuple[int, int]]
-
-    @property
-    def record_count(self) -> int:
-        """How many records these are."""
-        return len(self.entries) // ENTRY_BYTES
+#: What the records of a run add to one queue: the queue, its new entries, the log offset behind the last of them, the
+#: bytes of the bodies, and each tags code, with the queue offset behind its last record. A plain tuple: a kernel makes
+#: one for each queue of each run.
+RunPart: TypeAlias = tuple[ConsumeQueue, bytes, int, int, list[tuple[int, int]]]
 
 
-class SealedRun(NamedTuple):
+def record_count(part: RunPart) -> int:
+    """How many records these are."""
+    return len(part[1]) // ENTRY_BYTES
+
+
+class SealedRun(msgspec.Struct, frozen=True):
     """Records of a run that were sealed together, and what a kernel made of them.
 
     Their queues have neither due times nor units; only that of the timer may be needed by a further part.
@@ -64,12 +60,13 @@ class SealedRun(NamedTuple):
     closings: Closings | None = None
 
 
-class PlacedRun(NamedTuple):
+class PlacedRun(msgspec.Struct, frozen=True):
     """What became of a run."""
 
     #: Number of the first send that is not stored.
     next: int
-    parts: list[RunPart]
+    #: For each topic one of its queues, how many messages it has got, and the bytes of their bodies.
+    counts: list[tuple[ConsumeQueue, int, int]]
     #: Of all that are stored, as frames.
     replies: bytes
     #: Log offsets behind the records of senders that get a reply, as numbers of 8 bytes in the machine's order.
@@ -163,7 +160,7 @@ class RunWriter:
         self,
         sends: Sends,
         first: int,
-        is_plain: Callable[[str, int], bool],
+        plain: Mapping[str, int],
         *,
         count_max: int,
         terms: SendTerms,
@@ -172,15 +169,22 @@ class RunWriter:
     ) -> PlacedRun | None:
         """Append and dispatch the sends from number ``first`` on, up to one that is not plain, at most ``count_max``.
 
-        ``is_plain`` tells whether sends can go to a queue without further questions. None if ``RecordWriter.put`` must
-        decide about the first one, and nothing was stored.
+        ``plain`` has the topics to which sends can go without further questions, with the number of their queues. None
+        if ``RecordWriter.put`` must decide about the first one, and nothing was stored.
         """
         window = self._log.window
         log_offset, limit = window.at, window.limit
         if limit <= log_offset:
             return None
-        table = self._table
-        queues = [table.get(place) if is_plain(*place) else None for place in sends.places]
+        get_queue, count_of = self._table.get, plain.get
+        targets: list[tuple[ConsumeQueue, int, bytes] | None] = []
+        for place in sends.places:
+            queue = get_queue(place)
+            if queue is None or queue.is_special or place[1] >= count_of(place[0], 0):
+                targets.append(None)
+            else:
+                # What ``queue.assigned`` says.
+                targets.append((queue, queue.next_offset + queue.pending, queue.topic_part))
         store_time_ms = self._now_ms()
         base = window.base
         made = native.store_sends(
@@ -196,21 +200,16 @@ class RunWriter:
             log_offset,
             store_time_ms,
             born_host,
-            [None if queue is None or queue.is_special else (queue.assigned, queue.topic_part) for queue in queues],
+            targets,
         )
         if made is None:
             return None
-        number, end_offset, last_offset, added, keys, replies, ends = made
+        number, end_offset, last_offset, parts, counts, keys, replies, ends = made
         self._log.seal(end_offset, store_time_ms)
-        # A starred call takes twice the time.
-        parts = [
-            RunPart(queues[place], entries, log_end, body_bytes, tags)  # type: ignore[arg-type]  # it has entries
-            for place, entries, log_end, body_bytes, tags in added
-        ]
         self._dispatch(SealedRun(parts, keys, last_offset, end_offset, store_time_ms))
         if self._is_sync:
             self._wake()
-        return PlacedRun(number, parts, replies, ends)
+        return PlacedRun(number, counts, replies, ends)
 
     def put_packed(self, pack: RunPacker, *, answers_at_once: bool = True) -> bool:
         """Append and dispatch records that ``pack`` makes.
