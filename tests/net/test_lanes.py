@@ -6,6 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ternmq.env import UsedTime, WorkClock
 from ternmq.net.lanes import AHEAD_S, SLICE_REQUESTS, SLOW_REQUESTS, TURN_S, LaneConfig, Lanes
@@ -194,6 +196,26 @@ async def test_a_held_request_that_was_woken_before_the_storm_goes_ahead_as_well
     assert ["send", "held"] == small.ran
 
 
+async def test_what_a_send_wakes_has_what_is_left_of_its_turn() -> None:
+    """F8: another turn of the loop would begin after it, for nothing."""
+    clock = [0.0]
+    log = Log(clock, cost_s=TURN_S / 4)
+    lanes = await lanes_at(clock, LaneConfig("send"), LaneConfig("pull"))
+
+    def wake() -> None:
+        if log.ran == ["send"] * 3:
+            lanes.run_alone(lanes["pull"], log, "held", clock[0], key="small")
+
+    lanes.wake_held = wake
+    for _ in range(3):
+        lanes.run_alone(lanes["send"], log, "send", clock[0])
+    assert ["send"] * 3 == log.ran, "it comes behind all that was read"
+    await asyncio.sleep(0)
+
+    assert ["send"] * 3 + ["held"] == log.ran
+    assert lanes._turn_end is None
+
+
 async def test_a_group_goes_ahead_beside_a_storm_that_pulls_and_confirms() -> None:
     """R4: the storm's other lane had used less time, so it was next, and the small group waited for a turn of it."""
     clock = [0.0]
@@ -326,6 +348,81 @@ async def test_a_lane_back_from_idleness_does_not_spend_what_it_saved() -> None:
     half = log.ran[: SLICE_REQUESTS * 4]
     # A slice may end with the turn, so one of them may be ahead, but by less than a slice.
     assert abs(half.count("busy") - half.count("idle")) < SLICE_REQUESTS
+
+
+class Asking(Log):
+    """A worker of requests ``(number, cost_s, follows)``, some of which queue another one."""
+
+    def __init__(self, clock: list[float], lanes: Lanes) -> None:
+        super().__init__(clock)
+        self._lanes = lanes
+
+    def run(self, request: tuple[int, float, bool]) -> None:
+        number, cost_s, follows = request
+        self._clock[0] += cost_s
+        self.ran.append(number)
+        if follows:
+            self._lanes.submit(self._lanes["pull"], self, (-number, cost_s, False), self._clock[0], 10, "follower")
+
+
+def books_of(lanes: Lanes) -> list[object]:
+    """All that decides who is next."""
+    plain = {lane.plain: f"without a group, of {name}" for name, lane in lanes.by_name.items()}
+    return [
+        lanes._level,
+        lanes._turn_end,
+        # A mailbox of a group without a name is made anew each time.
+        sorted(
+            one if isinstance(one, str) else plain[one] for one in lanes._served if isinstance(one, str) or one in plain
+        ),
+        [lane.config.name for lane in lanes._active],
+        *(
+            (lane.used, lane.spent, lane._past, lane._level, lane.has_keys, lane.count, lane.queued_bytes, lane.limit)
+            for lane in lanes.by_name.values()
+        ),
+        *((lane.waits.counts, lane.waits.sum_s) for lane in lanes.by_name.values()),
+    ]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.none()
+        | st.tuples(
+            st.sampled_from(["send", "pull"]),
+            st.sampled_from([None, "", "a", "b", "x" * 300]),
+            st.sampled_from([0.0, TURN_S / 8, TURN_S / 2, 3 * TURN_S]),
+            st.booleans(),
+            st.sampled_from([0.0, 0.002, 0.3]),
+        ),
+        max_size=30,
+    )
+)
+def test_a_request_that_comes_alone_is_charged_as_one_that_was_queued(
+    steps: list[tuple[str, str | None, float, bool, float] | None],
+) -> None:
+    """R4: it needs no place in a mailbox, but its group has had its time. None is the end of a turn of the loop."""
+
+    async def carry_out(*, alone: bool) -> list[object]:
+        clock = [10.0]
+        lanes = await lanes_at(clock, LaneConfig("send", wait_max_ms=200), LaneConfig("pull"))
+        log = Asking(clock, lanes)
+        seen: list[object] = []
+        for number, step in enumerate(steps, 1):
+            if step is None:
+                await asyncio.sleep(0)
+            else:
+                name, key, cost_s, follows, age_s = step
+                request, arrived = (number, cost_s, follows and name == "send"), clock[0] - age_s
+                if alone:
+                    lanes.run_alone(lanes[name], log, request, arrived, 100, key, "orders")
+                else:
+                    lanes.submit(lanes[name], log, request, arrived, 100, key, "orders")
+                    lanes.run()
+            seen += [list(log.ran), list(log.refused), repr(books_of(lanes))]
+        return seen
+
+    assert asyncio.run(carry_out(alone=False)) == asyncio.run(carry_out(alone=True))
 
 
 async def test_a_full_lane_refuses_with_overload() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ternmq.wire.frame import FrameDecoder, encode_reply
 from ternmq.wire.header import Reply, Request
-from ternmq.wire.requests import SendReply
+from ternmq.wire.requests import PullReply, SendReply
 from ternmq.wire.template import ReplyTemplate
 
 
@@ -38,6 +38,27 @@ def test_a_filled_template_is_the_reply(region: str, log_offset: int, queue_id: 
     general = b"".join(encode_reply(request, Reply(header=header)))
     assert json.loads(general[8:]) == json.loads(filled[8:])
     assert FrameDecoder().feed(general) == FrameDecoder().feed(filled)
+
+
+@given(
+    numbers=st.tuples(*[st.integers(0, 2**63 - 1)] * 4),
+    opaque=st.integers(-(2**31), 2**31 - 1),
+    body=st.lists(st.binary(max_size=100), max_size=3),
+)
+def test_a_template_with_a_remark_takes_a_body(
+    numbers: tuple[int, int, int, int], opaque: int, body: list[bytes]
+) -> None:
+    """B1, F3: the answer to a pull that has waited."""
+    names = ("suggestWhichBrokerId", "nextBeginOffset", "minOffset", "maxOffset")
+    template = ReplyTemplate({}, dict.fromkeys(names, "%d"), remark="FOUND")
+    broker_id, next_offset, low, high = numbers
+    header = PullReply(suggested_broker_id=broker_id, next_offset=next_offset, min_offset=low, max_offset=high)
+    request: Request[Any] = Request(code=11, opaque=opaque)
+    reply = Reply(header=header, remark="FOUND", body=[memoryview(part) for part in body])
+
+    filled = template.fill_with((*numbers, opaque), body)
+
+    assert b"".join(encode_reply(request, reply)) == filled
 
 
 def test_a_template_needs_no_constant_fields() -> None:

@@ -7,6 +7,10 @@ and the loop reads its sockets between turns. So a storm of pulls delays sends b
 All reads of one turn of the loop share its time. Work that came on many connections, a request each, piles up as work
 that came on one does: when the time is over, what is read later is only queued, and has its place by the time used.
 
+A request that comes alone, while nothing waits, takes no place in a queue (``run_alone``); it is charged all the same,
+as others of this turn are compared with it. What it wakes, a held pull, is served when all reads of the turn are done,
+in what is left of its time.
+
 Where work piles up, time used is CPU time, and time that the loop waited for pages of a mapped file (``UsedTime``). By
 the clock on the wall, a small group would be charged for the moments in which the loop lost the processor to another
 program in the midst of its request: with milliseconds, for which others then go first.
@@ -254,6 +258,57 @@ class Lanes:
             lane.level_plain()
         jobs.append((worker, request, arrived, size))
 
+    def run_alone(
+        self,
+        lane: Lane,
+        worker: Worker,
+        request: Any,
+        arrived: float,
+        size: int = 0,
+        key: str | None = None,
+        topic: str | None = None,
+    ) -> None:
+        """``submit`` and ``run`` for a request that came alone. Where nothing waits, it is carried out without a place
+        in a mailbox, and charged as one that had it."""
+        now, turn_end = self._time(), self._turn_end
+        if (
+            self._active
+            or self._is_inside
+            or self._is_piled
+            or (turn_end is not None and now > turn_end)
+            or arrived < now - FIRST_S
+        ):
+            self.submit(lane, worker, request, arrived, size, key, topic)
+            self.run()
+            return
+        if turn_end is None:
+            self._turn_end = now + TURN_S
+            self._loop.call_soon(self._end_turn)
+        if lane.limit < lane.config.capacity:
+            lane.rest_limit(arrived)
+        lane.used = self._level = max(lane.used, self._level)
+        if key != "":
+            self._served.add(lane.plain if key is None else key)
+        lane.waits.counts[0] += 1
+        lane.waits.sum_s += now - arrived
+        charging = self._charging
+        before = charging()
+        self._is_inside = True
+        try:
+            worker.run(request)
+        except Exception:
+            _log_failure(lane)
+        finally:
+            self._is_inside = False
+            used = charging() - before
+            lane.used += used
+            if key is not None:
+                lane.charge(key, used)
+                self._emptied.append(lane)
+        if self._active:
+            # What it has queued itself.
+            self.run()
+
     def is_over(self) -> bool:
         """Whether the time of this turn is over: a job of many requests gives the rest back."""
         return self._turn_end is not None and self._time() > self._turn_end
@@ -401,6 +456,9 @@ class Lanes:
         return self._time()
 
     def _end_turn(self) -> None:
+        if not self._active:
+            # All that was read is stored. What waits for it belongs to this turn, and does not need another one.
+            self.wake_held()
         self._turn_end = None
         self._served.clear()
         self._ahead_s = 0.0
@@ -466,9 +524,7 @@ class Lanes:
                     else:
                         worker.run(request)
                 except Exception:
-                    log.exception(
-                        "a request on lane %s failed without an answer; other requests continue", lane.config.name
-                    )
+                    _log_failure(lane)
                 if not number % looks and time() > turn_end:
                     break
             for worker in workers:
@@ -478,6 +534,10 @@ class Lanes:
             waits.sum_s += waited
             self._done = number
             self._done_bytes = done_bytes
+
+
+def _log_failure(lane: Lane) -> None:
+    log.exception("a request on lane %s failed without an answer; other requests continue", lane.config.name)
 
 
 def _nothing() -> None:

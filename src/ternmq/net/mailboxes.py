@@ -209,6 +209,24 @@ class Mailboxes:
         box.used += used
         key = box.key
         assert key is not None
+        self._spend(key, used)
+        box.turn()
+        if box.jobs:
+            self._push(box)
+            return
+        del self._by_key[key]
+        self._remember(key, box.used)
+
+    def charge(self, key: str, used: float) -> None:
+        """Charge a key for a job that had no place in a mailbox, as there was no other one."""
+        if not self.has_keys:
+            self.has_keys = True
+            self._level = self.plain.used
+        self._level = max(self._past.pop(key, 0.0), self._level)
+        self._spend(key, used)
+        self._remember(key, self._level + used)
+
+    def _spend(self, key: str, used: float) -> None:
         spent = self.spent.get(key)
         if spent is not None:
             self.spent[key] = spent[0] + used, spent[1] + 1
@@ -216,18 +234,16 @@ class Mailboxes:
             if len(self.spent) >= PAST_MAX:
                 self.spent.clear()
             self.spent[key] = used, 1
-        box.turn()
-        if box.jobs:
-            self._push(box)
-            return
-        del self._by_key[key]
+
+    def _remember(self, key: str, used: float) -> None:
+        """A key has no more jobs."""
         if len(key) > PAST_KEY_LENGTH_MAX:
             return
         if len(self._past) >= PAST_MAX:
             self._past = {key: used for key, used in self._past.items() if used > self._level}
             if len(self._past) >= PAST_MAX:
                 self._past.clear()
-        self._past[key] = box.used
+        self._past[key] = used
 
     def rest(self) -> None:
         """Nothing waits, and some had keys: all start again."""

@@ -413,6 +413,9 @@ class Peer(CallingStream):
                     topic = fields.get(rule.topic) if topic is not None else None
             elif route.key_in_body is not None:
                 key, topic = route.key_in_body(command.body)
+            if len(commands) == 1:
+                lanes.run_alone(by_name[route.lane], self, command, now, command.frame_bytes, key, topic)
+                return
             lanes.submit(by_name[route.lane], self, command, now, command.frame_bytes, key, topic)
         if responses < len(commands):
             lanes.run()

@@ -399,6 +399,8 @@ def encode_request(
 
 def encode_reply(request: Request[Any], reply: Reply, *, bytes_max: int = FRAME_BYTES_MAX) -> list[Buffer]:
     """The buffers of the response to ``request``, in the header form of the request. Raises as ``encode_request``."""
+    if reply.frame:
+        return [reply.frame]
     fields = reply.header.to_fields() if reply.header is not None else {}
     encode = encode_binary if request.serial == BINARY else encode_json
     if reply.header is None and reply.code != Reply.SUCCESS:

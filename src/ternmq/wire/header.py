@@ -160,9 +160,10 @@ class Response(msgspec.Struct):
 
 
 class Reply:
-    """The reply of a handler: a response code, ext fields, a remark and a body of one or many buffers."""
+    """The reply of a handler: a response code, ext fields, a remark and a body of one or many buffers. Or its whole
+    ``frame``, in the header form of the request, with all of these (``wire.template``)."""
 
-    __slots__ = ("body", "code", "header", "remark")
+    __slots__ = ("body", "code", "frame", "header", "remark")
 
     SUCCESS: ClassVar[int] = 0
 
@@ -173,8 +174,10 @@ class Reply:
         header: Header | None = None,
         remark: str | None = None,
         body: Buffer | list[memoryview] = b"",
+        frame: bytes = b"",
     ) -> None:
         self.code = code
+        self.frame = frame
         self.header = header
         self.remark = remark
         self.body = body

@@ -24,7 +24,7 @@ class Puller:
         self._waiting = waiting
         self._number = number
 
-    def resume(self) -> None:
+    def resume(self, *, is_alone: bool = False) -> None:
         self._waiting.resumed.append(self._number)
         self._waiting.changed.set()
 

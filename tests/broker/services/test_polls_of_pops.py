@@ -26,7 +26,7 @@ class Popper:
         self._waiting = waiting
         self._number = number
 
-    def resume(self) -> None:
+    def resume(self, *, is_alone: bool = False) -> None:
         assert self.poll is not None
         if self.poll.owner in self._waiting.gone:
             self._waiting.polls.pass_on(self.poll)

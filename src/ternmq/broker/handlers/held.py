@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -41,12 +40,12 @@ class HeldRequest:
         self._lane = lane
         self._error: TernError | None = None
 
-    def resume(self) -> None:
+    def resume(self, *, is_alone: bool = False) -> None:
         """Go back to the lane (``polls.Waiter``)."""
-        request, poll = self.request, self.poll
+        request, poll, lanes = self.request, self.poll, self._lanes
         assert poll is not None, "only a parked poll is resumed"
-        now = asyncio.get_running_loop().time()
-        self._lanes.submit(self._lane, self, request, now, request.frame_bytes, poll.group, poll.topic)
+        again = lanes.run_alone if is_alone else lanes.submit
+        again(self._lane, self, request, lanes.time(), request.frame_bytes, poll.group, poll.topic)
 
     def give_up(self, error: TernError) -> None:
         """Go back to the lane, to be answered with an error (``polls.Waiter``)."""

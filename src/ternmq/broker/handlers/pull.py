@@ -10,7 +10,7 @@ What was found decides the response code:
         tool has moved the group (D4)
 
 Each of these carries the queue's bounds and the offset to continue at; the remark is the store's status. The body of a
-reply consists of views of the log, and is never copied.
+reply consists of views of the log, and is not copied, but for a message or a few for which a pull has waited.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from ternmq.net.gate import Action, Rule
 from ternmq.net.lanes import Lanes
 from ternmq.net.peer import Peer, Route
 from ternmq.store.read.query import GetStatus
-from ternmq.wire.codes import RequestCode, ResponseCode
+from ternmq.wire.codes import JSON, RequestCode, ResponseCode
 from ternmq.wire.header import Reply, Request
 from ternmq.wire.requests import PullMessage, PullReply, PullSysflag
+from ternmq.wire.template import ReplyTemplate
 
 _CODES: Final = {
     GetStatus.FOUND: ResponseCode.SUCCESS,
@@ -43,6 +44,14 @@ _CODES: Final = {
     GetStatus.NO_MATCHED_LOGIC_QUEUE: ResponseCode.PULL_OFFSET_MOVED,
     GetStatus.NO_MESSAGE_IN_QUEUE: ResponseCode.PULL_OFFSET_MOVED,
 }
+#: The usual answer.
+_FOUND: Final = ReplyTemplate(
+    {},
+    {"suggestWhichBrokerId": "%d", "nextBeginOffset": "%d", "minOffset": "%d", "maxOffset": "%d"},
+    remark=GetStatus.FOUND.name,
+)
+#: Records of this size are copied into a prepared answer; those of a larger one are not copied.
+_COPIED_BYTES_MAX: Final = 4096
 #: RocketMQ's remark when a tool has moved the group.
 _RESET: Final = "OFFSET_RESET"
 
@@ -95,7 +104,12 @@ class PullHandlers:
 
     def _again(self, _peer: Peer, request: Request[Any], _deadline: float) -> Reply:
         """Look again, and answer whatever is found now: what a pull waited for has just come, and is in memory."""
-        return self._reply(self._reading.pull(request.fields, is_first=False))
+        pulled = self._reading.pull(request.fields, is_first=False)
+        found = pulled.found
+        if found.status is GetStatus.FOUND and found.body_bytes <= _COPIED_BYTES_MAX and request.serial == JSON:
+            values = pulled.next_broker, found.next_offset, found.min_offset, found.max_offset, request.opaque
+            return Reply(frame=_FOUND.fill_with(values, found.buffers))
+        return self._reply(pulled)
 
     async def _when_allowed(self, peer: Peer, header: PullMessage, pulled: Pulled) -> Reply:
         """Look when the quota of the group allows it; as at the end of the queue if that takes too long."""
