@@ -18,7 +18,8 @@ A record whose topic has no poll costs one lookup (``arrived``); one whose topic
 A poll is woken by an arrival, by a tool that moves its group (D4), by the end of its time, or by the end of the term
 (``answer_all``). Arrivals come in the midst of a send, so a woken poll is only noted. At the end of the turn of the
 loop, when all that was read is stored, its ``Waiter`` is told to resume, which puts it back on its lane by its group
-and topic: a consumer gets the burst in one reply, and the lanes' fairness covers polls as well. SQL filters are asked about an arrival up to ``filters.ARRIVAL_TERMS_MAX``; the polls beyond that are woken unasked, and look again.
+and topic: a consumer gets the burst in one reply, and the lanes' fairness covers polls as well. SQL filters are asked
+about an arrival up to ``filters.ARRIVAL_TERMS_MAX``; the polls beyond that are woken unasked, and look again.
 
 Every 5 s all pulls are compared with their queues, whatever their filters: messages that a filter refuses move the
 consumer's position only this way, and a lost wake-up would cost 5 s instead of a message.
