@@ -181,6 +181,8 @@ class Lanes:
         self._active: list[Lane] = []
         self._loop = asyncio.get_running_loop()
         self._time, self._cpu_time = clock or work_clock()
+        #: The clock of ``submit``.
+        self.time = self._time
         #: What the time used is counted with. The clock of the CPU is a system call: requests that are worked off as
         #: they come, which is to say that nothing waits, are not charged so exactly.
         self._charging = self._time
@@ -209,11 +211,6 @@ class Lanes:
         #: Puts requests that were held, and can be answered now, back on their lanes, if they are few. It may be called
         #: at any time; without it they come in the next turn.
         self.wake_held: Callable[[], None] = _nothing
-
-    @property
-    def time(self) -> Callable[[], float]:
-        """The clock of ``submit``."""
-        return self._time
 
     def __getitem__(self, name: str) -> Lane:
         return self.by_name[name]
@@ -466,7 +463,7 @@ class Lanes:
             self._charging = self._time
         # Not as soon as a lane is empty: what comes on the next connection belongs to the same storm.
         for lane in self._emptied:
-            if lane.has_keys and not lane.count:
+            if lane.has_keys and not lane.keyed and not lane.jobs:
                 lane.rest()
         self._emptied.clear()
 

@@ -187,6 +187,9 @@ class Peer(CallingStream):
                 self._tally(request, self.latencies)
             return
         self._note(request, reply)
+        if reply.frame:
+            out.append(reply.frame)
+            return
         buffers = self._encoded(request, reply)
         out += buffers
         if len(buffers) > 1:

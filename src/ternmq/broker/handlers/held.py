@@ -60,7 +60,8 @@ class HeldRequest:
             # It would take messages that no client gets.
             self._polls.pass_on(poll)
             return
-        self._polls.looked(poll)
+        if poll.place.woken is not None:
+            self._polls.looked(poll)
         try:
             refusal = self._error or self._polls.refusal()
             if refusal is not None:
