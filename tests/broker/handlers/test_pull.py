@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ternmq.net import lanes
+from ternmq.net.stream import Stream
 from ternmq.wire.bodies.clients import MessageModel
 from ternmq.wire.bodies.codec import encode
 from ternmq.wire.bodies.groups import SubscriptionGroupConfig
@@ -19,7 +20,7 @@ from ternmq.wire.header import Response
 from ternmq.wire.ids import java_hash
 from ternmq.wire.record import unpack_records
 from ternmq.wire.requests import OffsetReply, PullReply, PullSysflag, QueryOffset
-from tests.broker.calls import FAR_MS, Caller, pull, serving, v2
+from tests.broker.calls import FAR_MS, Caller, dialled, pull, serving, v2
 
 WAITING = PullSysflag.SUBSCRIPTION | PullSysflag.SUSPEND
 
@@ -184,6 +185,31 @@ async def test_a_pull_that_has_waited_is_answered_as_any_other(broker: Caller, f
 
     assert outcome(late) == (0, "FOUND", 0, 2, 0, 2)
     assert (late.fields, late.body) == (at_once.fields, at_once.body)
+
+
+async def test_a_waiting_consumer_is_answered_before_the_sender(
+    broker: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F8: both are answered in one turn of the loop, each with a write, and the message leaves with the first."""
+    await broker.sent("orders", b"first")
+    waiting = held(broker, "orders", queue_offset=1)
+    await broker.sent("orders", b"elsewhere", queue_id=1)
+    written: list[str] = []
+
+    def flush(stream: Stream) -> None:
+        if stream._out:
+            written.append(stream.address)
+        flush_really(stream)
+
+    flush_really = Stream._flush
+    monkeypatch.setattr(Stream, "_flush", flush)
+    async with dialled(broker.peer.address) as sender:
+        await sender.sent("orders", b"here")
+        await waiting
+        consumer, producer = broker.peer.local_address, sender.peer.local_address
+
+    replies = [address for address in written if address in (consumer, producer)]
+    assert [consumer, producer] == replies
 
 
 async def test_a_waiting_consumer_sleeps_through_other_tags(broker: Caller) -> None:

@@ -35,6 +35,8 @@ class Popper:
         self._waiting.resumed.append(self._number)
         self._waiting.changed.set()
 
+    def flush(self) -> None: ...
+
     def give_up(self, error: TernError) -> None:
         self._waiting.given_up.append((self._number, error))
 

@@ -25,7 +25,7 @@ class HeldRequest:
     Set ``poll`` when it is parked.
     """
 
-    __slots__ = ("_again", "_error", "_lane", "_lanes", "_polls", "peer", "poll", "request")
+    __slots__ = ("_again", "_error", "_is_done", "_lane", "_lanes", "_polls", "peer", "poll", "request")
 
     def __init__(
         self, peer: Peer, request: Request[Any], again: Again, *, polls: Polls, lanes: Lanes, lane: Lane
@@ -39,6 +39,8 @@ class HeldRequest:
         self._lanes = lanes
         self._lane = lane
         self._error: TernError | None = None
+        #: It has looked, and was answered if there was anything to say.
+        self._is_done = False
 
     def resume(self, *, is_alone: bool = False) -> None:
         """Go back to the lane (``polls.Waiter``)."""
@@ -56,6 +58,7 @@ class HeldRequest:
         """Look again (``lanes.Worker``)."""
         poll = self.poll
         assert poll is not None, "only a parked poll is run"
+        self._is_done = True
         if self.peer.closed.is_set():
             # It would take messages that no client gets.
             self._polls.pass_on(poll)
@@ -80,8 +83,9 @@ class HeldRequest:
         self.peer.fail(request, SystemBusy(reason))
 
     def flush(self) -> None:
-        """Write what was answered now (``lanes.Worker``)."""
-        self.peer.flush()
+        """Write what was answered now (``lanes.Worker``, ``polls.Waiter``)."""
+        if self._is_done:
+            self.peer.flush()
 
 
 async def wait_for_quota(peer: Peer, group: str, wait_ms: int, *, quotas: Quotas, polls: Polls) -> bool:

@@ -64,7 +64,7 @@ OF_MASTER: Final = (PollKind.POP, PollKind.NOTICE, PollKind.SHARE)
 
 
 class Waiter(Protocol):
-    """What waits. One of the two is called, once; neither may raise."""
+    """What waits. One of the first two is called, once; none may raise."""
 
     def resume(self, *, is_alone: bool = False) -> None:
         """Look again, soon: go back to the lane; or at once if no other is woken (``is_alone``) and nothing waits."""
@@ -72,6 +72,10 @@ class Waiter(Protocol):
 
     def give_up(self, error: TernError) -> None:
         """Answer with an error, soon: go back to the lane."""
+        ...
+
+    def flush(self) -> None:
+        """Write the answer now, if there is one, not when the turn of the loop ends."""
         ...
 
 
@@ -445,6 +449,11 @@ class Polls:
             else:
                 poll.waiter.give_up(error)
         self._run_lanes()
+        if len(now) <= RESUME_FEW:
+            # They have waited for this message. The replies to those who have sent it would be written first, as they
+            # were there first, and each write takes as long as all that a woken poll does.
+            for poll, _ in now:
+                poll.waiter.flush()
 
     def _remove(self, poll: Poll) -> None:
         if poll.timer is not None:
