@@ -39,7 +39,7 @@ class HeldRequest:
         self._lanes = lanes
         self._lane = lane
         self._error: TernError | None = None
-        #: It has looked, and was answered if there was anything to say.
+        #: It has had its turn, and was answered if there was anything to say.
         self._is_done = False
 
     def resume(self, *, is_alone: bool = False) -> None:
@@ -78,6 +78,7 @@ class HeldRequest:
 
     def refuse(self, request: Request[Any], reason: str) -> None:
         """Answer that there is too much to do (``lanes.Worker``)."""
+        self._is_done = True
         if self.poll is not None:
             self._polls.pass_on(self.poll)
         self.peer.fail(request, SystemBusy(reason))
