@@ -35,7 +35,7 @@ BODY: Final = bytes(200)
 TURNS_MAX: Final = 10
 
 
-class Connection:
+class FedConnection:
     """One of the broker's, which is no socket."""
 
     def __init__(self, server: Server) -> None:
@@ -90,7 +90,7 @@ async def run(directory: Path, rounds: int, pause_s: float) -> None:
     config = BrokerConfig(broker_ip1="127.0.0.1", listen_port=0)
     async with Broker(config, StoreConfig(store_path_root_dir=directory)):
         [server] = [one for one in gc.get_objects() if type(one) is Server]
-        producer, other = Connection(server), Connection(server)
+        producer, other = FedConnection(server), FedConnection(server)
         ways = {"one": producer, "two": other}
         for topic, consumer in ways.items():
             producer.peer.data_received(send(topic, 1))

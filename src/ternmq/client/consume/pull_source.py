@@ -84,7 +84,7 @@ class Pulling:
     without_lite: set[str] = field(default_factory=set)
 
 
-class _Answer(NamedTuple):
+class _PullAnswer(NamedTuple):
     """What a pull has brought, once its messages are delivered."""
 
     #: Where to go on.
@@ -98,7 +98,7 @@ class _Answer(NamedTuple):
 
 
 #: Ask again, in another way.
-_NO_ANSWER: Final = _Answer(-1)
+_NO_ANSWER: Final = _PullAnswer(-1)
 
 
 def pulls(
@@ -260,7 +260,7 @@ class PullSource:
             copy = self._asking.copy()
             is_lite = self._pulling.lite and self.queue.broker_name not in self._pulling.without_lite
 
-            def read(response: Response) -> _Answer:
+            def read(response: Response) -> _PullAnswer:
                 return self._answered(
                     lot, response, deliver, is_of_master=copy.is_master, is_lite=is_lite, asked_at=asked_at
                 )
@@ -289,7 +289,7 @@ class PullSource:
 
     def _answered(
         self, lot: PullLot, response: Response, deliver: Deliver, *, is_of_master: bool, is_lite: bool, asked_at: float
-    ) -> _Answer:
+    ) -> _PullAnswer:
         """Deliver the messages of an answer, in the call that has read it: a message does not wait for the turn of this
         loop. Those that must be decompressed are left."""
         held = lot.held
@@ -310,7 +310,7 @@ class PullSource:
         self._asking.broker_id = reply.suggested_broker_id
         held.last_fetched_ms = self._clock.now_ms()
         if response.code == ResponseCode.PULL_OFFSET_MOVED:
-            return _Answer(next_offset, is_moved=True)
+            return _PullAnswer(next_offset, is_moved=True)
         took_s = self._clock.monotonic() - asked_at
         messages: list[Claimed] = []
         if is_found:
@@ -320,9 +320,9 @@ class PullSource:
                 message.is_settled = False
                 message.started = NOT_STARTED
             if flags & Sysflag.COMPRESSED and messages:
-                return _Answer(next_offset, is_found=True, took_s=took_s, compressed=messages)
+                return _PullAnswer(next_offset, is_found=True, took_s=took_s, compressed=messages)
         self._put(lot, messages, next_offset, deliver, took_s=took_s)
-        return _Answer(next_offset, is_found=is_found, took_s=took_s)
+        return _PullAnswer(next_offset, is_found=is_found, took_s=took_s)
 
     def _put(
         self, lot: PullLot, messages: Sequence[Claimed], next_offset: int, deliver: Deliver, *, took_s: float
@@ -333,7 +333,7 @@ class PullSource:
             self._fetching.settling.stats.pulled(self.queue.topic, len(new), took_s=took_s)
             deliver(new)
 
-    async def _take_compressed(self, lot: PullLot, answer: _Answer, deliver: Deliver) -> None:
+    async def _take_compressed(self, lot: PullLot, answer: _PullAnswer, deliver: Deliver) -> None:
         """Decompress the messages of an answer, as far as there is room, and deliver them."""
         fetching, held, messages = self._fetching, lot.held, answer.compressed
         while messages:
