@@ -33,7 +33,12 @@ async def run(lanes: Lanes, reads: int, keys: list[str | None]) -> float:
     # Nothing is late: without a limit, the time of arrival is not looked at.
     arrived = 0.0
     began = time.thread_time()
-    if keys == [None] * len(keys):
+    if len(keys) == 1:
+        for _ in range(reads):
+            if not lanes.run_alone(lane, worker, (None,), lanes.time(), keys[0]):
+                # The turn is over.
+                await asyncio.sleep(0)
+    elif keys == [None] * len(keys):
         for _ in range(reads):
             for _ in keys:
                 submit(lane, worker, None, arrived, 100)
@@ -53,6 +58,7 @@ async def run(lanes: Lanes, reads: int, keys: list[str | None]) -> float:
 async def main(rounds: int) -> None:
     cases: dict[str, list[str | None]] = {
         "plain, alone": [None],
+        "one group, alone": ["group"],
         "plain, 100 a read": [None] * 100,
         "one group, 100 a read": ["group"] * 100,
         "10 groups, 100 a read": [f"group-{number % 10}" for number in range(100)],

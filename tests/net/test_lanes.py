@@ -310,6 +310,26 @@ async def test_a_held_request_that_was_woken_before_the_storm_goes_ahead_as_well
     assert ["send", "held"] == small.ran
 
 
+async def test_what_a_send_wakes_has_what_is_left_of_its_turn() -> None:
+    """F8: another turn of the loop would begin after it, for nothing."""
+    clock = [0.0]
+    log = Log(clock, cost_s=TURN_S / 4)
+    lanes = await lanes_at(clock, LaneConfig("send"), LaneConfig("pull"))
+
+    def wake() -> None:
+        if log.ran == ["send"] * 3:
+            assert lanes.run_alone(lanes["pull"], log, ("held",), clock[0], "small")
+
+    lanes.wake_held = wake
+    for _ in range(3):
+        assert lanes.run_alone(lanes["send"], log, ("send",), clock[0])
+    assert ["send"] * 3 == log.ran, "it comes behind all that was read"
+    await asyncio.sleep(0)
+
+    assert ["send"] * 3 + ["held"] == log.ran
+    assert lanes._turn_end is None
+
+
 async def test_a_group_goes_ahead_beside_a_storm_that_pulls_and_confirms() -> None:
     """R4: the storm's other lane had used less time, so it was next, and the small group waited for a turn of it."""
     clock = [0.0]

@@ -7,6 +7,7 @@ import random
 import struct
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -119,6 +120,104 @@ async def test_calls_of_one_turn_share_a_write_and_one_after_the_other_does_not_
             await asyncio.gather(*calls)
 
     assert rounds == [[False], [True], [True, False, False], [False, False, False], [False], [True]]
+
+
+async def test_calls_that_are_held_do_not_make_others_wait_for_a_turn(port: int, servant: Servant) -> None:
+    """B2, F8: a program that consumes has pulls in progress at all times, and its sends leave as soon as without."""
+    async with dialled(port) as peer:
+        held = [asyncio.ensure_future(peer.call_held(Response.__str__, LATER, timeout_ms=60_000)) for _ in range(2)]
+        while len(servant.later) < len(held):
+            await asyncio.sleep(0)
+        at_once = []
+        for number in range(4):
+            before = peer._written_bytes
+            call = peer.start_call(ECHO)
+            at_once.append(peer._written_bytes > before)
+            await call
+            if number == 1:
+                # Its answer has come, and its caller has not gone on yet.
+                _answer(servant)
+                await held[0]
+        held[1].cancel()
+        await asyncio.wait(held)
+        assert not peer._held_calls
+        assert not peer.calls_open
+
+    assert [False, True, True, True] == at_once
+
+
+async def test_the_answer_of_a_held_call_is_read_in_the_call_that_brings_it(port: int, servant: Servant) -> None:
+    """F8: what a pull brought is delivered a turn of the loop before its caller goes on."""
+    turns: list[str] = []
+    name = ContextVar[str]("name")
+
+    def read(response: Response) -> bytes:
+        turns.append(f"read for {name.get()}")
+        asyncio.get_running_loop().call_soon(turns.append, "turn")
+        return bytes(response.body)
+
+    async with dialled(port) as peer:
+        name.set("the caller")
+        call = asyncio.create_task(peer.call_held(read, LATER, timeout_ms=60_000))
+        call.add_done_callback(lambda _: turns.append("caller"))
+        await asyncio.sleep(0)
+        name.set("another")
+        while not servant.later:
+            await asyncio.sleep(0)
+        _answer(servant)
+        assert b"late" == await call
+
+    assert turns == ["read for the caller", "turn", "caller"]
+
+
+async def test_what_the_reader_of_a_held_call_raises_is_the_callers(port: int, servant: Servant) -> None:
+    """B2: and the connection goes on."""
+
+    def read(_: Response) -> None:
+        raise LookupError("not this one")
+
+    async with dialled(port) as peer:
+        call = asyncio.ensure_future(peer.call_held(read, LATER, timeout_ms=60_000))
+        while not servant.later:
+            await asyncio.sleep(0)
+        _answer(servant)
+        with pytest.raises(LookupError, match="not this one"):
+            await call
+        assert b"still here" == bytes((await peer.call(ECHO, body=b"still here")).body)
+
+
+async def test_the_answer_of_a_held_call_that_was_given_up_is_not_read(port: int, servant: Servant) -> None:
+    """F6: a source that was stopped, or moved, delivers nothing any more."""
+    read: list[Response] = []
+    async with dialled(port) as peer:
+        call = asyncio.ensure_future(peer.call_held(read.append, LATER, timeout_ms=60_000))
+        while not servant.later:
+            await asyncio.sleep(0)
+        call.cancel()
+        _answer(servant)
+        await asyncio.wait([call])
+        await peer.call(ECHO)
+
+    assert not read
+
+
+async def test_a_held_call_ends_with_its_time_and_with_its_connection(port: int) -> None:
+    """B2: as any call."""
+    async with dialled(port) as peer:
+        with pytest.raises(CallTimeout, match="did not answer"):
+            await peer.call_held(Response.__str__, LATER, timeout_ms=1)
+        call = asyncio.ensure_future(peer.call_held(Response.__str__, LATER, timeout_ms=60_000))
+        await asyncio.sleep(0)
+        peer.abort()
+        with pytest.raises(NetworkError, match="was lost"):
+            await call
+        assert not peer._held_calls
+
+
+def _answer(servant: Servant) -> None:
+    """Answer the oldest request that waits."""
+    peer, request = servant.later.pop(0)
+    peer.reply(request, Reply(body=b"late"))
 
 
 async def test_answers_may_come_in_any_order(port: int, servant: Servant) -> None:

@@ -1,17 +1,19 @@
 """The calls that a connection makes (B2): each has a number, and its caller gets the answer or the error.
 
 A call that is the only one in progress, as the one before it was, leaves at once; others gather, and leave in one write
-per turn of the loop (``net.stream``). The other direction, requests that come in, is ``net.peer``.
+per turn of the loop (``net.stream``). Calls that the other side holds until it has something to say, as a pull, do not
+count: a program that consumes has some in progress at all times. The other direction, requests that come in, is
+``net.peer``.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
 from ternmq.errors import CallTimeout, MachineSilent, NetworkError, TooManyCalls
-from ternmq.net.callers import Awaited, Caller
+from ternmq.net.callers import AwaitedResponse, AwaitedResult, Caller
 from ternmq.net.endpoint import is_unheard
 from ternmq.net.limits import Usage
 from ternmq.net.stream import IDLE_S, Stream
@@ -24,6 +26,8 @@ from ternmq.wire.header import Fields, Header, Response
 #: RocketMQ's ``clientAsyncSemaphoreValue``.
 CALLS_MAX: Final = 65_535
 _OPAQUE_MASK: Final = 0x7FFFFFFF
+
+T = TypeVar("T")
 
 
 class CallingStream(Stream):
@@ -48,7 +52,9 @@ class CallingStream(Stream):
         self.is_silent = False
         self._calls: dict[int, Caller] = {}
         self._opaque = 0
-        #: The last call was the only one in progress when it was written.
+        #: Of ``_calls``, those whose answers are not expected soon.
+        self._held_calls: set[int] = set()
+        #: The last call was the only one in progress when it was written, but for those that are held.
         self._is_alone = False
 
     async def call(
@@ -66,14 +72,47 @@ class CallingStream(Stream):
         The time includes waiting for the other side to read what was written before. Raises ``CallTimeout``,
         ``NetworkError`` when the connection breaks, ``TooManyCalls`` at the limit.
         """
-        if self._is_full:
-            began = self._loop.time()
-            await self.writable(timeout_ms=timeout_ms)
-            timeout_ms = max(1, timeout_ms - int((self._loop.time() - began) * 1000))
+        timeout_ms = await self._when_writable(timeout_ms)
         response = self.start_call(code, header, body, form=form, more_fields=more_fields)
-        timer = self._loop.call_later(timeout_ms / 1000, self._time_out, response, code, timeout_ms)
+        return await self._within(timeout_ms, response, code)
+
+    async def call_held(
+        self,
+        read: Callable[[Response], T],
+        code: int,
+        header: Header | None = None,
+        *,
+        timeout_ms: int,
+        form: int = JSON,
+    ) -> T:
+        """Send a request that the other side may hold for long, and return what ``read`` makes of the response
+        (``callers.AwaitedResult``). Raises what ``call`` raises, and what ``read`` does."""
+        timeout_ms = await self._when_writable(timeout_ms)
+        opaque = self.next_opaque()
+        buffers = encode_request(
+            code, header, opaque=opaque, form=form, credentials=self._credentials, bytes_max=self.frame_bytes_max
+        )
+        result: asyncio.Future[T] = self._loop.create_future()
+        self._held_calls.add(opaque)
         try:
-            return await response
+            self.begin_call(opaque, buffers, AwaitedResult(result, read))
+            return await self._within(timeout_ms, result, code)
+        finally:
+            self._held_calls.discard(opaque)
+            self._calls.pop(opaque, None)
+
+    async def _when_writable(self, timeout_ms: int) -> int:
+        """Wait while the other side does not read; what is left of the time. Raises ``CallTimeout``."""
+        if not self._is_full:
+            return timeout_ms
+        began = self._loop.time()
+        await self.writable(timeout_ms=timeout_ms)
+        return max(1, timeout_ms - int((self._loop.time() - began) * 1000))
+
+    async def _within(self, timeout_ms: int, answer: asyncio.Future[T], code: int) -> T:
+        timer = self._loop.call_later(timeout_ms / 1000, self._time_out, answer, code, timeout_ms)
+        try:
+            return await answer
         finally:
             timer.cancel()
 
@@ -99,7 +138,7 @@ class CallingStream(Stream):
             bytes_max=self.frame_bytes_max,
         )
         future: asyncio.Future[Response] = self._loop.create_future()
-        self.begin_call(opaque, buffers, Awaited(future))
+        self.begin_call(opaque, buffers, AwaitedResponse(future))
         future.add_done_callback(lambda _: self._calls.pop(opaque, None))
         return future
 
@@ -134,7 +173,11 @@ class CallingStream(Stream):
                 self._resume_reading()
             if self._is_held:
                 self._read_on()
-            if self._is_alone and not out and len(calls) == 1:
+            if opaque in self._held_calls:
+                # Several are asked for in a turn, as a rule, and none is in a hurry.
+                self._write(buffers)
+                return
+            if self._is_alone and not out and len(calls) - len(self._held_calls) == 1:
                 # So was the one before: this caller makes one call after the other. Waiting for others that could share
                 # the write would cost a turn of the loop, and bring none.
                 out += buffers
@@ -146,7 +189,7 @@ class CallingStream(Stream):
         out += buffers
 
     def _flush_calls(self) -> None:
-        self._is_alone = len(self._calls) == 1
+        self._is_alone = len(self._calls) - len(self._held_calls) == 1
         self._flush()
 
     def call_oneway(
@@ -173,7 +216,7 @@ class CallingStream(Stream):
         )
         self._write(buffers)
 
-    def _time_out(self, response: asyncio.Future[Response], code: int, timeout_ms: int) -> None:
+    def _time_out(self, response: asyncio.Future[T], code: int, timeout_ms: int) -> None:
         if not response.done():
             response.set_exception(
                 CallTimeout(
@@ -200,6 +243,8 @@ class CallingStream(Stream):
         """A response was read; it may belong to a call whose caller waits no longer."""
         caller = self._calls.pop(response.opaque, None)
         if caller is not None:
+            if self._held_calls:
+                self._held_calls.discard(response.opaque)
             caller.answered(response)
 
     def _fail_calls(self, exc: Exception | None) -> None:

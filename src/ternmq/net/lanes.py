@@ -13,7 +13,8 @@ program in the midst of its request: with milliseconds, for which others then go
 
 **Nothing waits.** Then what a read brought is carried out at once, if it is one job, or requests of one group and topic
 (``run_alone``): they would be next in any case. They are counted as if they had been queued, and what a slice or the
-turn has no time for is queued.
+turn has no time for is queued. What this wakes, a held pull, is served when all reads of the turn are done, in what is
+left of its time.
 
 **Going ahead.** A small group beside a storm must not wait for a turn with its send, for another with its pull and for
 a third with the reply. What is read when the time is over is served at once if its group had nothing of this turn, and
@@ -181,6 +182,8 @@ class Lanes:
         self._active: list[Lane] = []
         self._loop = asyncio.get_running_loop()
         self._time, self._cpu_time = clock or work_clock()
+        #: The clock of ``submit``.
+        self.time = self._time
         #: What the time used is counted with. The clock of the CPU is a system call: requests that are worked off as
         #: they come, which is to say that nothing waits, are not charged so exactly.
         self._charging = self._time
@@ -209,11 +212,6 @@ class Lanes:
         #: Puts requests that were held, and can be answered now, back on their lanes, if they are few. It may be called
         #: at any time; without it they come in the next turn.
         self.wake_held: Callable[[], None] = _nothing
-
-    @property
-    def time(self) -> Callable[[], float]:
-        """The clock of ``submit``."""
-        return self._time
 
     def __getitem__(self, name: str) -> Lane:
         return self.by_name[name]
@@ -478,6 +476,9 @@ class Lanes:
         return self._time()
 
     def _end_turn(self) -> None:
+        if not self._active:
+            # All that was read is stored. What waits for it belongs to this turn, and does not need another one.
+            self.wake_held()
         self._turn_end = None
         self._served.clear()
         self._ahead_s = 0.0
@@ -485,7 +486,7 @@ class Lanes:
             self._charging = self._time
         # Not as soon as a lane is empty: what comes on the next connection belongs to the same storm.
         for lane in self._emptied:
-            if lane.has_keys and not lane.count:
+            if lane.has_keys and not lane.keyed and not lane.jobs:
                 lane.rest()
         self._emptied.clear()
 

@@ -187,7 +187,8 @@ class Stream(asyncio.Protocol):
             self._transport.write(b"".join(out))
         else:
             self._transport.writelines(out)
-        self.recount()
+        if self._is_full:
+            self.recount()
 
     def left_bytes(self) -> int:
         """How much of what was ever written has left (``limits.CountedConnection``)."""

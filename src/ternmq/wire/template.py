@@ -29,7 +29,7 @@ _CONVERSION: Final = re.compile(rb"%(%|016X|d|b)")
 class HeadTemplate:
     """``holes`` are fields whose values are conversions of bytes formatting (``%d``, ``%016X``, ``%b``).
 
-    A ``%b`` takes bytes that need no escaping in JSON: the caller guarantees it.
+    A ``%b`` takes bytes that need no escaping in JSON, and a ``remark`` has no percent sign: the caller guarantees it.
     """
 
     __slots__ = ("_format",)

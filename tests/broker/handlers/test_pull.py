@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 
 from ternmq.net import lanes
+from ternmq.net.stream import Stream
 from ternmq.wire.bodies.clients import MessageModel
 from ternmq.wire.bodies.codec import encode
 from ternmq.wire.bodies.groups import SubscriptionGroupConfig
 from ternmq.wire.bodies.topics import TopicConfig, TopicConfigs
-from ternmq.wire.codes import RequestCode, ResponseCode
+from ternmq.wire.codes import BINARY, JSON, RequestCode, ResponseCode
 from ternmq.wire.header import Response
 from ternmq.wire.ids import java_hash
 from ternmq.wire.record import unpack_records
 from ternmq.wire.requests import OffsetReply, PullReply, PullSysflag, QueryOffset
-from tests.broker.calls import FAR_MS, Caller, pull, serving, v2
+from tests.broker.calls import FAR_MS, Caller, dialled, pull, serving, v2
 
 WAITING = PullSysflag.SUBSCRIPTION | PullSysflag.SUSPEND
 
@@ -168,6 +169,47 @@ async def test_a_burst_reaches_a_waiting_consumer_as_one_reply(broker: Caller, m
         broker.peer.start_call(RequestCode.SEND_MESSAGE_V2, v2("orders", queue_id=0), b"%d" % number)
 
     assert outcome(await waiting) == (0, "FOUND", 0, 31, 0, 31)
+
+
+@pytest.mark.parametrize("form", [JSON, BINARY])
+@pytest.mark.parametrize("body", [b"", b"small", bytes(5_000)])
+async def test_a_pull_that_has_waited_is_answered_as_any_other(broker: Caller, form: int, body: bytes) -> None:
+    """F3, F8: small answers are prepared frames, in JSON."""
+    await broker.sent("orders", b"first")
+    header = pull("orders", queue_offset=1, sysflag=WAITING, suspend_timeout_ms=FAR_MS)
+    waiting = broker.peer.start_call(RequestCode.PULL_MESSAGE, header, form=form)
+    await broker.sent("orders", b"elsewhere", queue_id=1)
+    await broker.sent("orders", body)
+
+    late, at_once = await waiting, await broker.call(RequestCode.PULL_MESSAGE, header, form=form)
+
+    assert outcome(late) == (0, "FOUND", 0, 2, 0, 2)
+    assert (late.fields, late.body) == (at_once.fields, at_once.body)
+
+
+async def test_a_waiting_consumer_is_answered_before_the_sender(
+    broker: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F8: both are answered in one turn of the loop, each with a write, and the message leaves with the first."""
+    await broker.sent("orders", b"first")
+    waiting = held(broker, "orders", queue_offset=1)
+    await broker.sent("orders", b"elsewhere", queue_id=1)
+    written: list[str] = []
+
+    def flush(stream: Stream) -> None:
+        if stream._out:
+            written.append(stream.address)
+        flush_really(stream)
+
+    flush_really = Stream._flush
+    monkeypatch.setattr(Stream, "_flush", flush)
+    async with dialled(broker.peer.address) as sender:
+        await sender.sent("orders", b"here")
+        await waiting
+        consumer, producer = broker.peer.local_address, sender.peer.local_address
+
+    replies = [address for address in written if address in (consumer, producer)]
+    assert [consumer, producer] == replies
 
 
 async def test_a_waiting_consumer_sleeps_through_other_tags(broker: Caller) -> None:

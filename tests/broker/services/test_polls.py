@@ -24,9 +24,11 @@ class Puller:
         self._waiting = waiting
         self._number = number
 
-    def resume(self) -> None:
+    def resume(self, *, is_alone: bool = False) -> None:
         self._waiting.resumed.append(self._number)
         self._waiting.changed.set()
+
+    def flush(self) -> None: ...
 
     def give_up(self, error: TernError) -> None:
         self._waiting.given_up.append((self._number, error))

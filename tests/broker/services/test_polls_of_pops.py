@@ -26,7 +26,7 @@ class Popper:
         self._waiting = waiting
         self._number = number
 
-    def resume(self) -> None:
+    def resume(self, *, is_alone: bool = False) -> None:
         assert self.poll is not None
         if self.poll.owner in self._waiting.gone:
             self._waiting.polls.pass_on(self.poll)
@@ -34,6 +34,8 @@ class Popper:
         self._waiting.polls.looked(self.poll)
         self._waiting.resumed.append(self._number)
         self._waiting.changed.set()
+
+    def flush(self) -> None: ...
 
     def give_up(self, error: TernError) -> None:
         self._waiting.given_up.append((self._number, error))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -26,7 +25,7 @@ class HeldRequest:
     Set ``poll`` when it is parked.
     """
 
-    __slots__ = ("_again", "_error", "_lane", "_lanes", "_polls", "peer", "poll", "request")
+    __slots__ = ("_again", "_error", "_is_done", "_lane", "_lanes", "_polls", "peer", "poll", "request")
 
     def __init__(
         self, peer: Peer, request: Request[Any], again: Again, *, polls: Polls, lanes: Lanes, lane: Lane
@@ -40,13 +39,17 @@ class HeldRequest:
         self._lanes = lanes
         self._lane = lane
         self._error: TernError | None = None
+        #: It has had its turn, and was answered if there was anything to say.
+        self._is_done = False
 
-    def resume(self) -> None:
+    def resume(self, *, is_alone: bool = False) -> None:
         """Go back to the lane (``polls.Waiter``)."""
-        request, poll = self.request, self.poll
+        request, poll, lanes = self.request, self.poll, self._lanes
         assert poll is not None, "only a parked poll is resumed"
-        now = asyncio.get_running_loop().time()
-        self._lanes.submit(self._lane, self, request, now, request.frame_bytes, poll.group, poll.topic)
+        now, size, group, topic = lanes.time(), request.frame_bytes, poll.group, poll.topic
+        if is_alone and lanes.run_alone(self._lane, self, (request,), now, group, topic):
+            return
+        lanes.submit(self._lane, self, request, now, size, group, topic)
 
     def give_up(self, error: TernError) -> None:
         """Go back to the lane, to be answered with an error (``polls.Waiter``)."""
@@ -57,11 +60,13 @@ class HeldRequest:
         """Look again (``lanes.Worker``)."""
         poll = self.poll
         assert poll is not None, "only a parked poll is run"
+        self._is_done = True
         if self.peer.closed.is_set():
             # It would take messages that no client gets.
             self._polls.pass_on(poll)
             return
-        self._polls.looked(poll)
+        if poll.place.woken is not None:
+            self._polls.looked(poll)
         try:
             refusal = self._error or self._polls.refusal()
             if refusal is not None:
@@ -75,13 +80,15 @@ class HeldRequest:
 
     def refuse(self, request: Request[Any], reason: str) -> None:
         """Answer that there is too much to do (``lanes.Worker``)."""
+        self._is_done = True
         if self.poll is not None:
             self._polls.pass_on(self.poll)
         self.peer.fail(request, SystemBusy(reason))
 
     def flush(self) -> None:
-        """Write what was answered now (``lanes.Worker``)."""
-        self.peer.flush()
+        """Write what was answered now (``lanes.Worker``, ``polls.Waiter``)."""
+        if self._is_done:
+            self.peer.flush()
 
 
 async def wait_for_quota(peer: Peer, group: str, wait_ms: int, *, quotas: Quotas, polls: Polls) -> bool:

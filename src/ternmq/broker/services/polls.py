@@ -16,10 +16,10 @@ topics, as unacknowledged messages come back in its retry topics. The table is k
 A record whose topic has no poll costs one lookup (``arrived``); one whose topic has, two more.
 
 A poll is woken by an arrival, by a tool that moves its group (D4), by the end of its time, or by the end of the term
-(``answer_all``). Arrivals come in the midst of a send, so a woken poll is only noted. In the next turn of the loop,
-when all sends of the same read are stored, its ``Waiter`` is told to resume, which puts it back on its lane by its
-group and topic: a consumer gets the burst in one reply, and the lanes' fairness covers polls as well. SQL filters are
-asked about an arrival up to ``filters.ARRIVAL_TERMS_MAX``; the polls beyond that are woken unasked, and look again.
+(``answer_all``). Arrivals come in the midst of a send, so a woken poll is only noted. At the end of the turn of the
+loop, when all that was read is stored, its ``Waiter`` is told to resume, which puts it back on its lane by its group
+and topic: a consumer gets the burst in one reply, and the lanes' fairness covers polls as well. SQL filters are asked
+about an arrival up to ``filters.ARRIVAL_TERMS_MAX``; the polls beyond that are woken unasked, and look again.
 
 Every 5 s all pulls are compared with their queues, whatever their filters: messages that a filter refuses move the
 consumer's position only this way, and a lost wake-up would cost 5 s instead of a message.
@@ -50,6 +50,9 @@ RESUME_FEW: Final = 32
 
 
 class PollKind(Enum):
+    #: That of ``Enum`` is Python, and half a dozen are needed for each poll.
+    __hash__ = object.__hash__
+
     PULL = "pull"
     POP = "pop"
     NOTICE = "notice"
@@ -61,14 +64,18 @@ OF_MASTER: Final = (PollKind.POP, PollKind.NOTICE, PollKind.SHARE)
 
 
 class Waiter(Protocol):
-    """What waits. One of the two is called, once; neither may raise."""
+    """What waits. One of the first two is called, once; none may raise."""
 
-    def resume(self) -> None:
-        """Look again, soon: go back to the lane."""
+    def resume(self, *, is_alone: bool = False) -> None:
+        """Look again, soon: go back to the lane; or at once if no other is woken (``is_alone``) and nothing waits."""
         ...
 
     def give_up(self, error: TernError) -> None:
         """Answer with an error, soon: go back to the lane."""
+        ...
+
+    def flush(self) -> None:
+        """Write the answer now, if there is one, not when the turn of the loop ends."""
         ...
 
 
@@ -428,20 +435,30 @@ class Polls:
         self._woken.append((poll, error))
 
     def resume_few(self) -> None:
-        """Do now what the next turn of the loop would, if it is little: other requests are piled up (``net.lanes``)."""
+        """Do now what the next turn of the loop would, if it is little: other requests are piled up, or all are done
+        (``net.lanes``)."""
         if 0 < len(self._woken) <= RESUME_FEW:
             self._resume()
 
     def _resume(self) -> None:
-        now, self._woken = self._woken[:RESUME_MAX], self._woken[RESUME_MAX:]
+        woken = self._woken
+        if not woken:
+            return
+        now, self._woken = (woken, []) if len(woken) <= RESUME_MAX else (woken[:RESUME_MAX], woken[RESUME_MAX:])
         if self._woken:
             self._loop.call_soon(self._resume)
+        is_alone = len(now) == 1
         for poll, error in now:
             if error is None:
-                poll.waiter.resume()
+                poll.waiter.resume(is_alone=is_alone)
             else:
                 poll.waiter.give_up(error)
         self._run_lanes()
+        if len(now) <= RESUME_FEW:
+            # They have waited for this message. The replies to those who have sent it would be written first, as they
+            # were there first, and each write takes as long as all that a woken poll does.
+            for poll, _ in now:
+                poll.waiter.flush()
 
     def _remove(self, poll: Poll) -> None:
         if poll.timer is not None:

@@ -24,7 +24,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 from weakref import WeakKeyDictionary
 
 from ternmq.client.config import DEFAULT_INSTANCE, ClientConfig
@@ -53,6 +53,8 @@ from ternmq.wire.requests import UnregisterClient
 from ternmq.wire.requests_admin import RouteQuery
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _LANE: Final = "requests"
 _BINARY_CODE_MAX: Final = 0x7FFF
@@ -201,22 +203,35 @@ class ClientInstance:
         ``timeout_ms`` (default: ``call_timeout_ms``) covers the connecting too. Raises ``NetworkError``,
         ``CallTimeout``, ``TooManyCalls``, ``NotRunning``.
         """
-        self._check_running()
-        time_left_ms = timeout_ms if timeout_ms is not None else self.config.call_timeout_ms
-        peer = self.connections.get(address)
-        if peer is None:
-            started = self.env.clock.monotonic()
-            try:
-                async with asyncio.timeout(time_left_ms / 1000):
-                    peer = await self.connections.to(address)
-            except TimeoutError as error:
-                if isinstance(error, NetworkError):
-                    raise
-                raise CallTimeout(f"cannot connect to {address} within {time_left_ms} ms", address=address) from None
-            time_left_ms = max(1, time_left_ms - int((self.env.clock.monotonic() - started) * 1000))
+        peer, time_left_ms = await self._peer(address, timeout_ms)
         return await peer.call(
             code, header, body, timeout_ms=time_left_ms, form=self.form_of(code), more_fields=more_fields
         )
+
+    async def call_held(
+        self, read: Callable[[Response], T], address: str, code: int, header: Header, *, timeout_ms: int
+    ) -> T:
+        """As ``call``, for a request that the program may hold until it has something to say: ``read`` gets the
+        response as soon as it comes, and the caller what it returns (``net.callers.AwaitedResult``)."""
+        peer, time_left_ms = await self._peer(address, timeout_ms)
+        return await peer.call_held(read, code, header, timeout_ms=time_left_ms, form=self.form_of(code))
+
+    async def _peer(self, address: str, timeout_ms: int | None) -> tuple[Peer, int]:
+        """The connection to a program, and how many of ``timeout_ms`` are left once it is open."""
+        self._check_running()
+        time_left_ms = timeout_ms if timeout_ms is not None else self.config.call_timeout_ms
+        peer = self.connections.get(address)
+        if peer is not None:
+            return peer, time_left_ms
+        started = self.env.clock.monotonic()
+        try:
+            async with asyncio.timeout(time_left_ms / 1000):
+                peer = await self.connections.to(address)
+        except TimeoutError as error:
+            if isinstance(error, NetworkError):
+                raise
+            raise CallTimeout(f"cannot connect to {address} within {time_left_ms} ms", address=address) from None
+        return peer, max(1, time_left_ms - int((self.env.clock.monotonic() - started) * 1000))
 
     async def ask(
         self,

@@ -117,7 +117,8 @@ class PopSource:
     async def _fetch(self, deliver: Deliver) -> None:
         fetching, queue, clock = self._fetching, self.queue, self._clock
         asked_at = clock.monotonic()
-        response = await fetching.instance.call(
+        response = await fetching.instance.call_held(
+            source.as_it_is,
             self._fetching.instance.broker_address(self.queue.broker_name),
             RequestCode.POP_MESSAGE,
             self._question(),

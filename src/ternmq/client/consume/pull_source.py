@@ -35,7 +35,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from ternmq.client.consume import source
 from ternmq.client.consume.claimed import NOT_STARTED, Claimed
@@ -51,6 +51,7 @@ from ternmq.names import RETRY_PREFIX
 from ternmq.types import Buffer
 from ternmq.wire.bodies.clients import MessageModel, ProcessQueueInfo
 from ternmq.wire.codes import RequestCode, ResponseCode
+from ternmq.wire.header import Response
 from ternmq.wire.record import Sysflag, read_records
 from ternmq.wire.requests import PullMessage, PullReply, PullSysflag
 from ternmq.wire.stored import read_stored
@@ -81,6 +82,23 @@ class Pulling:
     #: Whether these are pulls of a lite pull consumer, and the names of brokers that do not know their code.
     lite: bool = False
     without_lite: set[str] = field(default_factory=set)
+
+
+class _PullAnswer(NamedTuple):
+    """What a pull has brought, once its messages are delivered."""
+
+    #: Where to go on.
+    next_offset: int
+    is_found: bool = False
+    #: There is no such offset as was asked for.
+    is_moved: bool = False
+    took_s: float = 0.0
+    #: Messages that are not delivered yet.
+    compressed: Sequence[Claimed] = ()
+
+
+#: Ask again, in another way.
+_NO_ANSWER: Final = _PullAnswer(-1)
 
 
 def pulls(
@@ -236,11 +254,19 @@ class PullSource:
 
     async def _fetch(self, deliver: Deliver) -> None:
         fetching, lot, held = self._fetching, self.lot, self.held
-        is_lite = self._pulling.lite and self.queue.broker_name not in self._pulling.without_lite
         asked_at = self._pulling_since = self._clock.monotonic()
+        asked_offset = held.next_offset
         try:
             copy = self._asking.copy()
-            response = await fetching.instance.call(
+            is_lite = self._pulling.lite and self.queue.broker_name not in self._pulling.without_lite
+
+            def read(response: Response) -> _PullAnswer:
+                return self._answered(
+                    lot, response, deliver, is_of_master=copy.is_master, is_lite=is_lite, asked_at=asked_at
+                )
+
+            answer = await fetching.instance.call_held(
+                read,
                 copy.address,
                 RequestCode.LITE_PULL_MESSAGE if is_lite else RequestCode.PULL_MESSAGE,
                 self._question(held, is_of_master=copy.is_master),
@@ -248,10 +274,29 @@ class PullSource:
             )
         finally:
             self._pulling_since = None
+        if answer is _NO_ANSWER:
+            return
+        if answer.is_moved:
+            await self._start_afresh(answer.next_offset)
+            return
+        self._is_moved = False
+        if answer.compressed:
+            await self._take_compressed(lot, answer, deliver)
+        if held.next_offset == asked_offset and answer.took_s < source.QUICK_S:
+            await asyncio.sleep(source.QUICK_PAUSE_S)
+        elif answer.is_found and fetching.config.pull_interval_ms:
+            await asyncio.sleep(fetching.config.pull_interval_ms / 1000)
+
+    def _answered(
+        self, lot: PullLot, response: Response, deliver: Deliver, *, is_of_master: bool, is_lite: bool, asked_at: float
+    ) -> _PullAnswer:
+        """Deliver the messages of an answer, in the call that has read it: a message does not wait for the turn of this
+        loop. Those that must be decompressed are left."""
+        held = lot.held
         if is_lite and response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             self._pulling.without_lite.add(self.queue.broker_name)
-            return
-        if not copy.is_master:
+            return _NO_ANSWER
+        if not is_of_master:
             check_slave(self.queue, held.next_offset, response)
         is_found = response.code == ResponseCode.SUCCESS
         if not is_found and response.code not in _NO_MESSAGES:
@@ -261,42 +306,44 @@ class PullSource:
                 broker=self.queue.broker_name,
             )
         reply = response.read(PullReply)
+        next_offset = reply.next_offset
         self._asking.broker_id = reply.suggested_broker_id
         held.last_fetched_ms = self._clock.now_ms()
         if response.code == ResponseCode.PULL_OFFSET_MOVED:
-            await self._start_afresh(reply.next_offset)
-            return
-        self._is_moved = False
-        asked_offset = held.next_offset
+            return _PullAnswer(next_offset, is_moved=True)
         took_s = self._clock.monotonic() - asked_at
+        messages: list[Claimed] = []
         if is_found:
-            await self._take(lot, reply, response.body, deliver, took_s=took_s)
-        held.put((), reply.next_offset)
-        if held.next_offset == asked_offset and took_s < source.QUICK_S:
-            await asyncio.sleep(source.QUICK_PAUSE_S)
-        elif is_found and fetching.config.pull_interval_ms:
-            await asyncio.sleep(fetching.config.pull_interval_ms / 1000)
+            messages, flags = self._read(response.body, held, reply)
+            for message in messages:
+                message.lot = lot
+                message.is_settled = False
+                message.started = NOT_STARTED
+            if flags & Sysflag.COMPRESSED and messages:
+                return _PullAnswer(next_offset, is_found=True, took_s=took_s, compressed=messages)
+        self._put(lot, messages, next_offset, deliver, took_s=took_s)
+        return _PullAnswer(next_offset, is_found=is_found, took_s=took_s)
 
-    async def _take(self, lot: PullLot, reply: PullReply, body: Buffer, deliver: Deliver, *, took_s: float) -> None:
-        """Put the messages of an answer into the process queue, as far as there is room, and deliver them."""
-        fetching, held = self._fetching, lot.held
-        messages, flags = self._read(body, held, reply)
-        for message in messages:
-            message.lot = lot
-            message.is_settled = False
-            message.started = NOT_STARTED
+    def _put(
+        self, lot: PullLot, messages: Sequence[Claimed], next_offset: int, deliver: Deliver, *, took_s: float
+    ) -> None:
+        """Put messages into the process queue, and deliver those that are wanted and new."""
+        new = lot.held.put(self._wanted(messages) if messages else (), next_offset)
+        if new:
+            self._fetching.settling.stats.pulled(self.queue.topic, len(new), took_s=took_s)
+            deliver(new)
+
+    async def _take_compressed(self, lot: PullLot, answer: _PullAnswer, deliver: Deliver) -> None:
+        """Decompress the messages of an answer, as far as there is room, and deliver them."""
+        fetching, held, messages = self._fetching, lot.held, answer.compressed
         while messages:
-            count = len(messages)
-            if flags & Sysflag.COMPRESSED:
-                room_bytes = fetching.config.limits.room_bytes(
-                    held, topic_queues=fetching.queue_counts.get(self.queue.topic, 1)
-                )
-                count = await fetching.instance.inflater.messages(messages, room_bytes=room_bytes)
+            room_bytes = fetching.config.limits.room_bytes(
+                held, topic_queues=fetching.queue_counts.get(self.queue.topic, 1)
+            )
+            count = await fetching.instance.inflater.messages(messages, room_bytes=room_bytes)
             readable, messages = messages[:count], messages[count:]
-            new = held.put(self._wanted(readable), messages[0].queue_offset if messages else reply.next_offset)
-            if new:
-                fetching.settling.stats.pulled(self.queue.topic, len(new), took_s=took_s)
-                deliver(new)
+            next_offset = messages[0].queue_offset if messages else answer.next_offset
+            self._put(lot, readable, next_offset, deliver, took_s=answer.took_s)
             if messages:
                 await self._wait_for_room()
 
@@ -346,7 +393,7 @@ class PullSource:
             )
         return messages, flags
 
-    def _wanted(self, messages: list[Claimed]) -> list[Claimed]:
+    def _wanted(self, messages: Sequence[Claimed]) -> Sequence[Claimed]:
         queue, fetching = self.queue, self._fetching
         subscription = fetching.subscriptions.get(queue.topic)
         if subscription is not None and not subscription.filter.all:

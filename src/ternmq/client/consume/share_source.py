@@ -121,7 +121,8 @@ class ShareSource:
     async def _fetch(self, deliver: Deliver) -> None:
         fetching, queue, clock = self._fetching, self.queue, self._clock
         asked_at = clock.monotonic()
-        response = await fetching.instance.call(
+        response = await fetching.instance.call_held(
+            source.as_it_is,
             fetching.instance.broker_address(queue.broker_name),
             RequestCode.SHARE_PULL,
             self._question(),

@@ -37,13 +37,15 @@ class TimeLimits:
 
     def __init__(self) -> None:
         self._lines: dict[int, _SameTimeout] = {}
+        # To ask for the running loop is a system call, up to Python 3.11.
+        self._loop = asyncio.get_running_loop()
 
     def add(self, item: Expiring, timeout_ms: int) -> dict[Expiring, float]:
         """Have ``item`` expire. To end that, take it out of what this returns; it may be gone by then."""
         line = self._lines.get(timeout_ms)
         if line is None:
             line = self._lines[timeout_ms] = _SameTimeout()
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         deadline = line.waiting[item] = loop.time() + timeout_ms / 1000
         if line.timer is None:
             line.timer = loop.call_at(deadline, self._look, timeout_ms)
@@ -58,7 +60,7 @@ class TimeLimits:
 
     def _look(self, timeout_ms: int) -> None:
         line = self._lines[timeout_ms]
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         now = loop.time() + _TICK_S
         due = []
         for item, deadline in line.waiting.items():
