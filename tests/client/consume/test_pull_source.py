@@ -13,13 +13,14 @@ from ternmq.client.consume.config import FlowLimits, PushConfig
 from ternmq.client.consume.listener import Listener
 from ternmq.client.consume.offsets import StartPosition
 from ternmq.client.consume.process_queue import ProcessQueue
+from ternmq.client.consume.pull_source import PullSource
 from ternmq.client.consume.push import PushConsumer
 from ternmq.env import Env
 from ternmq.errors import ConfigError, refused
 from ternmq.message import ReceivedMessage
 from ternmq.wire.codes import RequestCode, ResponseCode
 from ternmq.wire.header import Reply
-from ternmq.wire.requests import OffsetReply, PullSysflag
+from ternmq.wire.requests import OffsetReply, PullMessage, PullSysflag
 from tests.client.consumer_script import ConsumerScript, pulled, record
 from tests.client.samples import QUEUE, messages
 from tests.manual_clock import ManualClock
@@ -118,6 +119,30 @@ async def test_progress_rides_along_with_the_next_pull(script: ConsumerScript) -
     assert [0, 7, 7, 20] == [pull.queue_offset for pull in pulls]
     assert (20, True) == (pulls[-1].commit_offset, bool(pulls[-1].sysflag & PullSysflag.COMMIT_OFFSET))
     assert 20 == script.headers(RequestCode.UPDATE_CONSUMER_OFFSET)[-1].commit_offset
+
+
+async def test_the_listener_has_its_turn_before_the_next_pull_is_made(
+    script: ConsumerScript, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F8: a message that arrives for an idle listener waits for nothing else that its source does."""
+    script.say(PULL, pulled(FOUND, 6, record(5, properties="TAGS\x01A\x02")), pulled(FOUND, 7, record(6)))
+    events: list[str] = []
+    make_question = PullSource._question
+
+    def question(source: PullSource, held: ProcessQueue[Claimed], *, is_of_master: bool) -> PullMessage:
+        if source.queue.topic == "orders":
+            events.append("pull")
+        return make_question(source, held, is_of_master=is_of_master)
+
+    async def listener(message: ReceivedMessage) -> None:
+        events.append(f"message {message.queue_offset}")
+
+    monkeypatch.setattr(PullSource, "_question", question)
+    consumer = PushConsumer("billing", listener, name_servers=script.address, start=StartPosition.FIRST)
+    consumer.subscribe("orders")
+    async with consumer:
+        await script.wait_for(PULL, 3)
+    assert ["pull", "message 5", "pull", "message 6", "pull"] == events[:5]
 
 
 async def test_an_undone_message_holds_progress_back(script: ConsumerScript) -> None:
