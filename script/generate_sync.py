@@ -73,6 +73,7 @@ BASES: Final[dict[type, type]] = {
 #: Public methods that are not derived; the base class has them.
 HAND_WRITTEN: Final = {
     "Producer.send": "it is the hottest of all calls, and needs no task on the loop",
+    "Producer.send_batch": "as `send`, it begins in the calling thread",
     "Producer.send_nowait": "its future is one for threads, and an invalid message is refused in the caller's thread",
     "Producer.transaction": "its result is a context manager, which has a synchronous version of its own",
     "ListeningConsumer.__aiter__": "its iterator is another class",

@@ -18,6 +18,7 @@ from ternmq.client.send.producer import Producer
 from ternmq.client.send.queue_choice import by_hash
 from ternmq.errors import InvalidParameter, SystemFailure
 from ternmq.message import Message, MessageQueue, SendReceipt, SendStatus
+from tests.client.blocking.own_sends import open_line, open_lines
 from tests.interop import jvm
 from tests.interop.java import Event, Java
 from tests.interop.rocketmq import RocketMQ
@@ -146,3 +147,21 @@ def test_the_blocking_twin_sends_too(client: ClientConfig, topic: str) -> None:
     with SyncProducer("shop", client=client) as producer:
         assert SendStatus.OK is producer.send(Message(topic, b"x")).status
         assert SendStatus.OK is producer.send_nowait(Message(topic, b"x")).result().status
+
+
+def test_threads_send_by_themselves(client: ClientConfig, topic: str) -> None:
+    """V2, E1, E5, E6: on a connection that has sent no heartbeat."""
+    with SyncProducer("shop", client=client) as producer:
+        open_line(producer, topic)
+        queue = producer.queues(topic)[0]
+        producer.send(Message(topic, b"x"))
+        receipts = [producer.send(Message(topic, b"x", keys=f"{number}")) for number in range(100)]
+        receipts += [producer.send(Message(topic, b"y" * 10_000), queue=queue) for _ in range(5)]
+        receipts += producer.send_batch([Message(topic, b"x"), Message(topic, b"y")], queue=queue)
+        with pytest.raises((InvalidParameter, SystemFailure), match="broker-a refused"):
+            producer.send(Message(topic, b"x"), queue=MessageQueue(topic, "broker-a", 99))
+        assert open_lines(producer)
+    assert {SendStatus.OK} == {receipt.status for receipt in receipts}
+    assert 107 == len({receipt.offset_id for receipt in receipts})
+    first = receipts[100].queue_offset
+    assert list(range(first, first + 7)) == [receipt.queue_offset for receipt in receipts[100:]]

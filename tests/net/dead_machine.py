@@ -6,7 +6,9 @@ import asyncio
 import errno
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Final
 
 import pytest
@@ -15,9 +17,11 @@ from ternmq.client.connect.connections import Connections
 from ternmq.errors import MachineSilent
 from ternmq.net.endpoint import dial_blocking
 from ternmq.net.lanes import Lanes
+from ternmq.net.line import CallLine
 from ternmq.net.peer import Peer
 from ternmq.tasks import Tasks
 from ternmq.wire.codes import RequestCode
+from ternmq.wire.frame import encode_request
 from tests.hosts import Hosts
 
 HOSTS: Final = ("client", "server")
@@ -82,6 +86,24 @@ def notice_blocking(net: Hosts) -> None:
         assert caught.value.errno == errno.ETIMEDOUT, "the time-out of the socket came first"
 
 
+def notice_line(net: Hosts, *, is_received: bool) -> None:
+    """As threads wait that send by themselves: for an answer, or for a request to arrive."""
+    address = f"{net.address('server')}:{PORT}"
+    began = time.monotonic()
+
+    def now() -> float:
+        if is_received and time.monotonic() >= began + 1.0:
+            # The request has arrived by now, and the thread waits for its answer.
+            net.part("client", "server")
+        return time.monotonic()
+
+    with closing(CallLine(address, dial_blocking(address, is_watched=True), now)) as line:
+        if not is_received:
+            net.part("client", "server")
+        with pytest.raises(MachineSilent, match="its machine does not acknowledge"):
+            line.call(1, encode_request(RequestCode.HEART_BEAT, opaque=1), began + LONG_S)
+
+
 def main() -> None:
     net = Hosts(sys.argv[1], HOSTS)
     command = [*net.within("server"), sys.executable, "-c", _DEAF, net.address("server"), str(PORT)]
@@ -93,6 +115,9 @@ def main() -> None:
             net.mend()
             notice_blocking(net)
             net.mend()
+            for is_received in (True, False):
+                notice_line(net, is_received=is_received)
+                net.mend()
             asyncio.run(notice(net, lambda: net.unplug("server")))
         finally:
             server.kill()

@@ -12,6 +12,8 @@ import pytest
 from ternmq import Admin, Message, Producer, PushConsumer, SendStatus, StartPosition
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.errors import MachineSilent, TernError
+from ternmq.message import SendReceipt
+from ternmq.net.endpoint import lost_in_silence
 from ternmq.testing.cluster import Cluster, Node
 from ternmq.testing.loop import simulated_loop
 from ternmq.wire.codes import RequestCode
@@ -161,6 +163,68 @@ def test_a_call_ends_when_its_machine_is_found_silent_while_the_client_closes() 
         node = cluster.node("caller", run)
         await cluster.start(node)
         await node.stop()
+
+    live(story)
+
+
+def test_a_silence_that_a_thread_has_found_counts_if_the_loop_hears_nothing_either() -> None:
+    """A thread has a connection of its own, and a firewall may have forgotten that one alone."""
+
+    async def story(cluster: Cluster) -> None:
+        broker = await start_two(cluster)
+
+        async def run(node: Node) -> None:
+            async with ClientInstance(node.client_config(), env=node.env) as instance:
+                route = await instance.routes.of("orders")
+                addresses = [route.address(name) or "" for name in ("broker-a", "broker-b")]
+                connections = instance.connections
+                peers = [await connections.to(address) for address in addresses]
+                broker.cut_power()
+                await asyncio.sleep(2.1)
+                for address in addresses:
+                    connections.suspect(address)
+                await asyncio.sleep(0)
+                assert [True, False] == [peer.closed.is_set() for peer in peers]
+                assert {addresses[0]} == connections.silent
+                # One that was found silent before has no connection.
+                connections.suspect(addresses[0])
+                assert {addresses[0]} == connections.silent
+            node.is_ready()
+            await node.stopping.wait()
+
+        node = cluster.node("caller", run)
+        await cluster.start(node)
+        await node.stop()
+
+    live(story)
+
+
+def test_a_send_that_found_the_silence_by_itself_goes_to_another_broker_and_those_after_it_too() -> None:
+    """E4: as a thread gives it to the loop."""
+
+    async def story(cluster: Cluster) -> None:
+        broker = await start_two(cluster)
+
+        async def sell(producer: Producer) -> None:
+            queues = {queue.broker_name: queue for queue in await producer.queues("orders")}
+            for queue in queues.values():
+                await producer.send(Message("orders", b"before"), queue=queue)
+            broker.cut_power()
+            await asyncio.sleep(2.1)
+            sender = producer._now_running().sender
+            own = producer._thread_send(Message("orders", b"1"), None, None)
+            assert own is not None
+            own._queue = queues["broker-a"]
+            own._address = address = sender.instance.broker_address("broker-a")
+            own._end = lost_in_silence(address)
+            receipt: asyncio.Future[SendReceipt] = cluster.loop.create_future()
+            own.go_on(receipt)
+            assert "broker-b" == (await receipt).queue.broker_name
+            assert {address} == sender.instance.connections.silent
+            receipts = [await producer.send(Message("orders", b"2")) for _ in range(8)]
+            assert {"broker-b"} == {one.queue.broker_name for one in receipts}
+
+        await within(cluster, sell)
 
     live(story)
 

@@ -14,18 +14,17 @@ from typing import Final, TypeVar
 
 from ternmq.errors import CallTimeout, MachineSilent, NetworkError, TooManyCalls
 from ternmq.net.callers import AwaitedResponse, AwaitedResult, Caller
-from ternmq.net.endpoint import is_unheard
+from ternmq.net.endpoint import UNHEARD, is_unheard
 from ternmq.net.limits import Usage
 from ternmq.net.stream import IDLE_S, Stream
 from ternmq.types import Buffer
 from ternmq.wire.auth import Credentials
-from ternmq.wire.codes import JSON, RequestCode
+from ternmq.wire.codes import JSON, OPAQUE_MASK, RequestCode
 from ternmq.wire.frame import encode_request
 from ternmq.wire.header import Fields, Header, Response
 
 #: RocketMQ's ``clientAsyncSemaphoreValue``.
 CALLS_MAX: Final = 65_535
-_OPAQUE_MASK: Final = 0x7FFFFFFF
 
 T = TypeVar("T")
 
@@ -146,7 +145,7 @@ class CallingStream(Stream):
         """The number of the next call. Raises ``NetworkError`` when the connection is closed."""
         if self._transport is None or self._is_full or self._transport.is_closing():
             self._check_open()
-        self._opaque = opaque = (self._opaque + 1) & _OPAQUE_MASK
+        self._opaque = opaque = (self._opaque + 1) & OPAQUE_MASK
         return opaque
 
     @property
@@ -233,9 +232,11 @@ class CallingStream(Stream):
                 "check why it does not read"
             )
 
-    def end_if_unheard(self) -> None:
-        """Lose the connection if its machine acknowledges nothing, and calls of ours wait for it."""
-        if self._calls and self._transport is not None and is_unheard(self._transport):
+    def end_if_unheard(self, *, is_suspect: bool = False) -> None:
+        """Lose the connection if its machine acknowledges nothing, and calls of ours wait for it or it is suspect."""
+        if not (self._calls or is_suspect) or self._transport is None:
+            return
+        if is_unheard(self._transport.get_extra_info("socket")):
             self.is_silent = True
             self._transport.abort()
 
@@ -254,7 +255,7 @@ class CallingStream(Stream):
         kind: type[NetworkError] = NetworkError
         if self.is_silent:
             kind = MachineSilent
-            reason = ": its machine does not acknowledge what is sent to it; it is down, or the network between is"
+            reason = UNHEARD
         elif len(calls) >= self._opaque and calls:
             reason += " before it answered any request; check that the port is right, and whether it needs TLS"
         for caller in calls.values():

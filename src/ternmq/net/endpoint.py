@@ -22,7 +22,7 @@ import ssl
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Protocol, TypeVar, cast, runtime_checkable
+from typing import Final, Protocol, TypeVar, cast, runtime_checkable
 
 from ternmq.errors import ConfigError, MachineSilent, NetworkError
 from ternmq.net.newcomers import Newcomers
@@ -49,11 +49,15 @@ UNACKNOWLEDGED_MS_MAX: Final = 2_000
 #: A connection on which nothing arrives is asked for a sign of life so often (an empty packet, and one back): all that
 #: was sent may have been acknowledged, and the answers lost.
 KEEP_ALIVE_S: Final = 1
+#: How often it is looked whether the machines that owe an answer acknowledge anything (``is_unheard``).
+LOOK_S: Final = 0.25
 #: Of Linux' ``struct tcp_info``: how often something was sent again, and asked, without an answer; ms since the last
 #: answer.
 _TCP_INFO_BYTES: Final = 60
 _TCP_INFO_ASKED: Final = slice(2, 4)
 _TCP_INFO_LAST_ACK: Final = slice(56, 60)
+#: Why a connection was lost whose other end ``is_unheard``, for an error.
+UNHEARD: Final = ": its machine does not acknowledge what is sent to it; it is down, or the network between is"
 _SILENCE: Final = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})
 #: The first byte of a TLS handshake (record type 22).
 _TLS_HANDSHAKE: Final = b"\x16"
@@ -228,10 +232,10 @@ class _TlsAcceptor:
         return connection.recv(1, socket.MSG_PEEK)
 
 
-class HasSocket(Protocol):
-    """A connection: an ``asyncio.BaseTransport``."""
+class HasOptions(Protocol):
+    """A socket, or its counterpart in a simulation."""
 
-    def get_extra_info(self, name: str) -> Any: ...
+    def getsockopt(self, level: int, option: int, size: int, /) -> bytes: ...
 
 
 # --- Dialling -------------------------------------------------------------------------------------------------
@@ -254,10 +258,13 @@ async def dial(
     return protocol
 
 
-def dial_blocking(address: str, tls: ssl.SSLContext | None = None, *, timeout_ms: int = 3000) -> socket.socket:
+def dial_blocking(
+    address: str, tls: ssl.SSLContext | None = None, *, timeout_ms: int = 3000, is_watched: bool = False
+) -> socket.socket:
     """A connected socket for a thread without a loop; ``timeout_ms`` is also the limit of each later call.
 
-    Raises as ``dial``.
+    The kernel ends it when the other machine acknowledges nothing, unless its thread looks for that itself
+    (``is_watched``, by ``is_unheard``): then a machine that reads late is not taken for dead. Raises as ``dial``.
     """
     try:
         host, port = split_address(address)
@@ -265,7 +272,7 @@ def dial_blocking(address: str, tls: ssl.SSLContext | None = None, *, timeout_ms
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             _keep_alive(connection)
-            if hasattr(socket, "TCP_USER_TIMEOUT"):
+            if not is_watched and hasattr(socket, "TCP_USER_TIMEOUT"):
                 # Its thread can only wait. What it sends is too little to fill the buffers of the other side.
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS_MAX)
             return connection if tls is None else tls.wrap_socket(connection, server_hostname=host)
@@ -290,7 +297,7 @@ def _keep_alive(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
 
-def is_unheard(connection: HasSocket) -> bool:
+def is_unheard(sock: HasOptions | None) -> bool:
     """Whether the other machine has acknowledged nothing for ``UNACKNOWLEDGED_MS_MAX``, although it was asked twice or
     more: by packets that were sent again, by questions for a sign of life, or by questions whether it has room.
 
@@ -298,8 +305,7 @@ def is_unheard(connection: HasSocket) -> bool:
     answer. (``TCP_USER_TIMEOUT`` does not tell full buffers from death: a broker with more than it could take lost
     most of its connections by it.)
     """
-    sock = connection.get_extra_info("socket") if sys.platform == "linux" else None
-    if sock is None:
+    if sock is None or sys.platform != "linux":
         return False
     try:
         info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
@@ -314,6 +320,18 @@ def is_silence(error: Exception | None) -> bool:
     """Whether a connection has ended, or was not made, because the other machine acknowledges nothing. Its network may
     tell so."""
     return isinstance(error, OSError) and error.errno in _SILENCE
+
+
+def lost(address: str, error: Exception | None = None) -> NetworkError:
+    """The error for a connection that its other end has closed, or that was lost by an ``error``."""
+    kind = MachineSilent if is_silence(error) else NetworkError
+    reason = f": {getattr(error, 'strerror', None) or error}" if error is not None else ""
+    return kind(f"the connection to {address} was lost{reason}", address=address)
+
+
+def lost_in_silence(address: str) -> MachineSilent:
+    """The error for a connection that was given up because its other end ``is_unheard``."""
+    return MachineSilent(f"the connection to {address} was lost{UNHEARD}", address=address)
 
 
 def _not_connected(address: str, error: OSError | ValueError, timeout_ms: int, *, with_tls: bool) -> NetworkError:

@@ -16,6 +16,9 @@ BINARY: Final = 1
 FLAG_RESPONSE: Final = 1
 FLAG_ONEWAY: Final = 2
 
+#: Numbers of calls (``opaque``) go from 0 to this.
+OPAQUE_MASK: Final = 0x7FFFFFFF
+
 #: ``MQVersion`` ordinals: V4_9_4 and V5_3_3. Every frame of ours carries a real version: a heartbeat answered with
 #: less than 232 makes SQL92 consumers of Java refuse to start.
 VERSION_4_9_4: Final = 401

@@ -14,6 +14,7 @@ index slots are computed from it.
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from itertools import accumulate, repeat
 from typing import Final
@@ -132,6 +133,20 @@ class UniqueIds:
         self._month_start_ms = _local_ms(now.tm_year, now.tm_mon)
         self._month_end_ms = _local_ms(now.tm_year, now.tm_mon + 1)
         self._last = 0
+
+
+class ThreadsIds(UniqueIds):
+    """The same for threads: any of them may call."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self, ip: str, pid: int, *, salt: int, clock: Clock) -> None:
+        super().__init__(ip, pid, salt=salt, clock=clock)
+        self._lock = threading.Lock()
+
+    def take(self, count: int) -> tuple[str, int]:
+        with self._lock:
+            return super().take(count)
 
 
 def unique_ids(prefix: str, number: int, count: int) -> list[str]:

@@ -115,6 +115,10 @@ class LoopThread:
         loop.call_soon_threadsafe(end.set)
         self._thread.join(_STOP_TIMEOUT_S)
 
+    def check_usable(self) -> None:
+        """Raise ``NotRunning`` in another process or after the end, and ``RuntimeError`` in the loop's own thread."""
+        self._usable_loop()
+
     @property
     def is_usable(self) -> bool:
         return self.pid == os.getpid() and self._loop is not None

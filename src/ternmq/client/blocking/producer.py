@@ -88,23 +88,6 @@ class SyncProducer(SyncSending):
         """
         self._run(self._async.send_oneway(message, queue=queue, selector=selector))
 
-    def send_batch(
-        self, messages: Sequence[Message], *, queue: MessageQueue | None = None, timeout_ms: int | None = None
-    ) -> list[SendReceipt]:
-        """Send ``messages`` of one topic in one request and return a receipt for each, in the same order.
-
-        They get consecutive queue offsets in one queue. ``queue`` chooses it, ``timeout_ms`` is the limit for all
-        attempts together. All messages must have the same ``wait_store_ok``, none a delay, and together they must fit
-        ``body_bytes_max`` (``split_batch`` cuts longer lists).
-
-        ::
-
-            for part in split_batch(messages):
-                receipts = producer.send_batch(part)
-                print(receipts[0].queue, receipts[0].queue_offset)
-        """
-        return self._run(self._async.send_batch(messages, queue=queue, timeout_ms=timeout_ms))
-
     def recall(self, handle: str, *, timeout_ms: int | None = None) -> str:
         """Take a message back before its delivery time; returns its message id. Consumers will never get it.
 

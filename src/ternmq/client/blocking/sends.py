@@ -2,20 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
+from threading import get_ident
+from typing import Any, Final, TypeVar
 
 from ternmq.client.blocking.base import SyncClient
-from ternmq.client.blocking.loop_thread import ThreadsResult
+from ternmq.client.blocking.loop_thread import LoopThread, ThreadsResult
 from ternmq.client.blocking.transaction import SyncTransaction
 from ternmq.client.send.ongoing import OngoingSend
+from ternmq.client.send.outgoing import split_receipt
 from ternmq.client.send.producer import Producer
 from ternmq.client.send.queue_choice import Selector
+from ternmq.client.send.thread_send import ThreadSend
 from ternmq.client.send.validate import check_message
 from ternmq.message import Message, MessageQueue, SendReceipt
 
+T = TypeVar("T")
+
+#: Sends of a single thread after several have sent at once, until it sends by itself again: to change between both ways
+#: with each send takes more than either.
+_CROWD: Final = 64
+
+
+# What sends here is private to applications, not to the synchronous producer.
+# ruff: noqa: SLF001
+
 
 class SyncSending(SyncClient[Producer]):
-    """The base of ``SyncProducer``."""
+    """The base of ``SyncProducer``.
+
+    ``send`` and ``send_batch`` make their first attempt in the calling thread, if that can be (``send.thread_send``).
+    Other calls go over the loop. A message must not overtake another one of its thread that was sent without waiting:
+    so after each such call, the next send goes over the loop, too, until no send is on its way there.
+    """
+
+    def __init__(self, client: Producer) -> None:
+        super().__init__(client)
+        #: The threads that send now. Each change is one call of the set, which is safe in any thread.
+        self._sending: set[int] = set()
+        #: Sends that go over the loop because several threads have sent at once; threads that count at the same moment
+        #: may lose a count.
+        self._crowd = 0
+        #: Another object after each call that went over the loop without its answer, or may have; and the one before
+        #: the last send that found that none of them is on its way.
+        self._others = self._settled = object()
 
     def send(
         self,
@@ -41,12 +72,50 @@ class SyncSending(SyncClient[Producer]):
         thread, producer = self._open_thread(), self._async
         if producer.config.auto_batch:
             return thread.run(producer.send(message, queue=queue, selector=selector, timeout_ms=timeout_ms))
-        begin = producer._begin  # noqa: SLF001 - what `send` awaits, and not for applications
+        thread.check_usable()
+        is_alone = self._is_alone()
+        self._sending.add(get_ident())
+        try:
+            if is_alone and selector is None:
+                own = producer._thread_send(message, queue, timeout_ms)
+                if own is not None:
+                    return self._deliver(thread, own)
+            begin = producer._begin
 
-        def start(receipt: ThreadsResult[SendReceipt]) -> OngoingSend:
-            return begin(message, receipt, queue, selector, timeout_ms)
+            def start(receipt: ThreadsResult[SendReceipt]) -> OngoingSend:
+                return begin(message, receipt, queue, selector, timeout_ms)
 
-        return thread.wait_for(start)
+            return self._wait_for(thread, start)
+        finally:
+            self._sending.discard(get_ident())
+
+    def send_batch(
+        self, messages: Sequence[Message], *, queue: MessageQueue | None = None, timeout_ms: int | None = None
+    ) -> list[SendReceipt]:
+        """Send ``messages`` of one topic in one request and return a receipt for each, in the same order.
+
+        They get consecutive queue offsets in one queue. ``queue`` chooses it, ``timeout_ms`` is the limit for all
+        attempts together. All messages must have the same ``wait_store_ok``, none a delay, and together they must fit
+        ``body_bytes_max`` (``split_batch`` cuts longer lists).
+
+        ::
+
+            for part in split_batch(messages):
+                receipts = producer.send_batch(part)
+                print(receipts[0].queue, receipts[0].queue_offset)
+        """
+        thread, producer = self._open_thread(), self._async
+        thread.check_usable()
+        is_alone = self._is_alone()
+        self._sending.add(get_ident())
+        try:
+            if is_alone and not producer.config.auto_batch:
+                own = producer._thread_batch(messages, queue, timeout_ms)
+                if own is not None:
+                    return split_receipt(self._deliver(thread, own))
+            return thread.run(producer.send_batch(messages, queue=queue, timeout_ms=timeout_ms))
+        finally:
+            self._sending.discard(get_ident())
 
     def send_nowait(
         self,
@@ -71,9 +140,11 @@ class SyncSending(SyncClient[Producer]):
         thread = self._open_thread()
         # Here and not on the loop: an invalid message is an error of this call, not of the future.
         check_message(message, body_bytes_max=self._async.config.body_bytes_max)
-        return thread.start(
+        future = thread.start(
             lambda: self._async.send_nowait(message, queue=queue, selector=selector, timeout_ms=timeout_ms)
         )
+        self._others = object()
+        return future
 
     def transaction(
         self,
@@ -108,6 +179,38 @@ class SyncSending(SyncClient[Producer]):
             )
         )
         return SyncTransaction(transaction, thread)
+
+    def _is_alone(self) -> bool:
+        """Whether this thread is the only one that sends, and was of late. What many send, the loop makes ready and
+        gathers: that takes less than if each of them did, and interrupted the others."""
+        if self._sending:
+            self._crowd = _CROWD
+        elif self._crowd:
+            self._crowd -= 1
+        else:
+            return True
+        return False
+
+    def _deliver(self, thread: LoopThread, own: ThreadSend) -> SendReceipt:
+        if self._settled is self._others:
+            receipt = own.attempt()
+            if receipt is not None:
+                return receipt
+        return self._wait_for(thread, own.go_on)
+
+    def _wait_for(self, thread: LoopThread, start: Callable[[ThreadsResult[SendReceipt]], OngoingSend]) -> SendReceipt:
+        others = self._others
+        receipt = thread.wait_for(start)
+        # The loop has begun all that was given to it before, and if none of that is on its way now, all is stored.
+        if self._settled is not others and not self._async._is_flying:
+            self._settled = others
+        return receipt
+
+    def _run(self, call: Coroutine[Any, Any, T]) -> T:
+        try:
+            return super()._run(call)
+        finally:
+            self._others = object()
 
     def _not_running(self) -> str:
         return f"the producer {self.group!r} is not running; send inside `with SyncProducer(…)`"

@@ -22,20 +22,19 @@ from typing import Final
 from ternmq.client.connect.single_flight import SingleFlight
 from ternmq.errors import MachineSilent, NetworkError
 from ternmq.net.dial import connect
+from ternmq.net.endpoint import LOOK_S
 from ternmq.net.lanes import Lanes
 from ternmq.net.peer import Peer, RouteTable, TaskOwner
 from ternmq.wire.auth import Credentials
 
 log = logging.getLogger(__name__)
 
-#: How often it is looked whether the machines that owe an answer acknowledge anything.
-LOOK_S: Final = 0.25
 #: Between two attempts to reach a silent machine; each takes as long as a connection may.
 SEEK_PAUSE_S: Final = 1.0
 
 
 class Connections:
-    """Open peers by address. All methods belong to the loop's thread."""
+    """Open peers by address. All methods belong to the loop's thread, but ``get``."""
 
     def __init__(
         self,
@@ -60,7 +59,7 @@ class Connections:
         self._on_open = on_open
         self._on_lost = on_lost
         self._is_wanted = is_wanted
-        #: Addresses of machines that are silent.
+        #: Addresses of machines that are silent. Other threads look, too, whether one is in it.
         self.silent: set[str] = set()
         self._open: dict[str, Peer] = {}
         self._connecting: SingleFlight[str, Peer] = SingleFlight(tasks)
@@ -103,6 +102,15 @@ class Connections:
             await asyncio.sleep(LOOK_S)
             for peer in list(self._open.values()):
                 peer.end_if_unheard()
+
+    def suspect(self, address: str) -> None:
+        """A connection that is not one of these was lost because this machine is silent: look at ours at once. One that
+        hears of the machine stays, with its calls: it may have been a firewall that forgot the other one."""
+        peer = self._open.get(address)
+        if peer is None:
+            self._seek(address)
+        else:
+            peer.end_if_unheard(is_suspect=True)
 
     def _seek(self, address: str) -> None:
         """From now on, calls do not wait for this machine."""

@@ -21,8 +21,10 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import cached_property
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 from weakref import WeakKeyDictionary
@@ -34,11 +36,12 @@ from ternmq.client.connect.routes import MASTER_ID, Copy, Routes, TopicRoute
 from ternmq.client.consume.answers import Answers, LocalMember
 from ternmq.client.consume.decode import Inflater
 from ternmq.client.send.checks import CheckDesk
+from ternmq.client.send.lines import SendLines
 from ternmq.client.send.replies import Requests
 from ternmq.client.send.time_limits import TimeLimits
 from ternmq.env import Env
 from ternmq.errors import BrokerRefused, CallTimeout, ConfigError, NetworkError, NotRunning, TernError, refused
-from ternmq.net.endpoint import outward_ip, split_address
+from ternmq.net.endpoint import dial_blocking, outward_ip, split_address
 from ternmq.net.gate import ANY_CALLER
 from ternmq.net.lanes import LaneConfig, Lanes
 from ternmq.net.peer import Peer, Route, format_address
@@ -48,13 +51,14 @@ from ternmq.wire.bodies.clients import Heartbeat, ProducerData
 from ternmq.wire.bodies.codec import encode
 from ternmq.wire.codes import JSON, RequestCode, ResponseCode
 from ternmq.wire.header import Fields, Header, Response
-from ternmq.wire.ids import UniqueIds
+from ternmq.wire.ids import ThreadsIds, UniqueIds
 from ternmq.wire.requests import UnregisterClient
 from ternmq.wire.requests_admin import RouteQuery
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+IdsT = TypeVar("IdsT", bound=UniqueIds)
 
 _LANE: Final = "requests"
 _BINARY_CODE_MAX: Final = 0x7FFF
@@ -83,9 +87,7 @@ class ClientInstance:
         self.client_ip = config.client_ip or _outward_ip()
         self.client_id = _client_id(config, self.client_ip, self.env)
         #: Makes the unique ids of all messages sent from here (C10).
-        self.unique_ids = UniqueIds(
-            self.client_ip, os.getpid(), salt=self.env.random.getrandbits(32), clock=self.env.clock
-        )
+        self.unique_ids = self._ids(UniqueIds)
         self._tasks = Tasks()
         self._consumers: dict[str, LocalMember] = {}
         #: Decompresses what consumers and requests of this client receive.
@@ -124,9 +126,19 @@ class ClientInstance:
         self.routes.on_change.append(self._route_changed)
         #: Of all sends.
         self.time_limits = TimeLimits()
+        #: Connections of threads that send by themselves.
+        self.lines = SendLines(self._dial_line, self.env.clock.monotonic)
 
     def __repr__(self) -> str:
         return f"<ClientInstance {self.client_id}>"
+
+    @cached_property
+    def threads_ids(self) -> ThreadsIds:
+        """The same for messages that threads send by themselves. If two make it at once, either is good."""
+        return self._ids(ThreadsIds)
+
+    def _ids(self, kind: type[IdsT]) -> IdsT:
+        return kind(self.client_ip, os.getpid(), salt=self.env.random.getrandbits(32), clock=self.env.clock)
 
     @classmethod
     @asynccontextmanager
@@ -182,6 +194,7 @@ class ClientInstance:
 
     async def _stop(self) -> None:
         self._running = False
+        self.lines.close()
         await self._tasks.close()
         await self.connections.close()
         self.time_limits.close()
@@ -418,7 +431,13 @@ class ClientInstance:
         is_member = bool(self._consumers or self._producers)
         return is_member and address in self.routes.addresses(masters_only=not self._consumers)
 
+    def _dial_line(self, address: str) -> socket.socket:
+        return dial_blocking(
+            address, self.config.tls_context(), timeout_ms=self.config.connect_timeout_ms, is_watched=True
+        )
+
     def _lost(self, address: str) -> None:
+        self.lines.drop(address)
         if self._running and self._is_known_to(address):
             self._tasks.create_task(self._reopen(address), name=f"connect to {address}")
 
@@ -451,6 +470,7 @@ class ClientInstance:
                     await self._beat.wait()
             self._beat.clear()
             await self.heartbeat()
+            self.lines.tidy()
 
     async def _refresh_routes_forever(self) -> None:
         while True:

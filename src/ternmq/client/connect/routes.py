@@ -149,7 +149,7 @@ def _ordered(text: str | None) -> dict[str, int]:
 
 
 class Routes:
-    """The routes of all topics in use. All methods belong to the loop's thread.
+    """The routes of all topics in use. All methods belong to the loop's thread, but ``known``.
 
     ``on_change`` is called with the new route after one has really changed (and when it is first known).
     """

@@ -38,6 +38,7 @@ from ternmq.client.send.pace import SendPace
 from ternmq.errors import (
     BrokerRefused,
     CallTimeout,
+    MachineSilent,
     NetworkError,
     NotRunning,
     RouteMissing,
@@ -143,7 +144,9 @@ class OngoingSend(SendCaller):
         *,
         pick: Pick | None,
         timeout_ms: int,
+        left_ms: int | None = None,
     ) -> None:
+        """``left_ms`` is what is left of ``timeout_ms``, if it has begun before."""
         self.outgoing = outgoing
         self.receipt = receipt
         self._sender = sender
@@ -182,7 +185,7 @@ class OngoingSend(SendCaller):
         #: For hooks. They see the context variables of the caller in all attempts.
         self._context: SendContext | None = None
         self._variables = contextvars.copy_context() if sender.hooks else None
-        self._limits = sender.instance.time_limits.add(self, timeout_ms)
+        self._limits = sender.instance.time_limits.add(self, timeout_ms if left_ms is None else left_ms)
 
     def begin(self) -> None:
         """Start the next attempt."""
@@ -196,6 +199,23 @@ class OngoingSend(SendCaller):
                 self._write(peer)
                 return
         self._start_finding()
+
+    def go_on_from(self, queue: MessageQueue | None, address: str, end: Response | NetworkError | None) -> None:
+        """Go on where a thread has got to by itself (``thread_send``), instead of ``begin``: it may have chosen the
+        queue, and has made the first attempt if that has an ``end``."""
+        self._queue = queue
+        if end is None:
+            self.begin()
+            return
+        self._address = address
+        if isinstance(end, Response):
+            self.answered(end)
+        elif isinstance(end, CallTimeout):
+            self.expire()
+        else:
+            if isinstance(end, MachineSilent):
+                self._sender.instance.connections.suspect(address)
+            self.failed(end)
 
     def _is_exhausted(self, route: TopicRoute) -> bool:
         """Whether this message has failed at each broker of a route: it may be old. A broker that came back is not in

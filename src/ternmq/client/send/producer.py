@@ -34,6 +34,7 @@ from ternmq.client.send.queue_choice import Selector, by_sharding_key
 from ternmq.client.send.recall import recall
 from ternmq.client.send.request import Requester, reply_properties, to_reply
 from ternmq.client.send.sender import Sender
+from ternmq.client.send.thread_send import ThreadSend
 from ternmq.client.send.transaction import Transaction, transaction_properties
 from ternmq.client.send.validate import check_message, check_queue, check_transaction
 from ternmq.client.trace.hooks import TraceSends
@@ -44,6 +45,7 @@ from ternmq.message import Message, MessageQueue, Property, ReceivedMessage, Sen
 from ternmq.names import AUTO_CREATE_TOPIC, RETRY_PREFIX, check_group, check_topic
 from ternmq.tasks import Tasks
 from ternmq.wire.compress import compress
+from ternmq.wire.ids import UniqueIds
 from ternmq.wire.record import Sysflag
 
 log = logging.getLogger(__name__)
@@ -461,6 +463,35 @@ class Producer:
             pick = self._pick(message, queue, selector)
         return sender.begin(outgoing, receipt, pick, timeout_ms or self.config.send_timeout_ms)
 
+    def _thread_send(self, message: Message, queue: MessageQueue | None, timeout_ms: int | None) -> ThreadSend | None:
+        """A send that its thread, any one, may begin by itself; None if it is for the loop. Raises ``InvalidMessage``
+        and ``InvalidName``."""
+        sender = (self._running or self._now_running()).sender
+        if sender.is_loops_only:
+            return None
+        outgoing = self._checked(sender, message, sender.instance.threads_ids)
+        pick = None
+        if queue is not None or message.sharding_key:
+            pick = self._pick(message, queue, None)
+        return ThreadSend(sender, outgoing, pick=pick, timeout_ms=timeout_ms or self.config.send_timeout_ms)
+
+    def _thread_batch(
+        self, messages: Sequence[Message], queue: MessageQueue | None, timeout_ms: int | None
+    ) -> ThreadSend | None:
+        """The same of a batch."""
+        sender = self._now_running().sender
+        if sender.is_loops_only:
+            return None
+        outgoing = self._pack_batch(sender, messages, sender.instance.threads_ids)
+        pick = self._pick(messages[0], queue, None) if queue is not None else None
+        return ThreadSend(sender, outgoing, pick=pick, timeout_ms=timeout_ms or self.config.send_timeout_ms)
+
+    @property
+    def _is_flying(self) -> bool:
+        """Whether sends without waiting have no answer yet; for any thread."""
+        running = self._running
+        return running is not None and bool(running.sender.flying)
+
     def _now_running(self) -> _RunningProducer:
         if self._running is None:
             raise NotRunning(f"the producer {self.group!r} is not running; send inside `async with Producer(…)`")
@@ -485,19 +516,19 @@ class Producer:
             selector = by_sharding_key
         return lambda route: selector(_as_seen(route, message.topic), message)
 
-    def _checked(self, sender: Sender, message: Message) -> Outgoing:
-        """Check a message and make it ready."""
+    def _checked(self, sender: Sender, message: Message, ids: UniqueIds | None = None) -> Outgoing:
+        """Check a message and make it ready. ``ids`` gives its id, if this is not the loop's thread."""
         bytes_max = self.config.body_bytes_max
+        if ids is None:
+            ids = sender.instance.unique_ids
         if not self._adders:
-            outgoing = prepare_plain(
-                message, sender.instance.unique_ids, namespace=self._namespace, body_bytes_max=bytes_max
-            )
+            outgoing = prepare_plain(message, ids, namespace=self._namespace, body_bytes_max=bytes_max)
             if outgoing is not None:
                 if len(message.body) >= self.config.compress_from_bytes:
                     shrink(outgoing, kind=self._compression, level=self.config.compress_level)
                 return outgoing
         check_message(message, body_bytes_max=bytes_max)
-        return self._prepare(sender, message)
+        return self._prepare(sender, message, ids=ids)
 
     def _prepare(
         self,
@@ -507,12 +538,13 @@ class Producer:
         *,
         namespace: str | None = None,
         sysflag: int = 0,
+        ids: UniqueIds | None = None,
     ) -> Outgoing:
         if self._adders:
             system = {**added(self._adders, message), **(system or {})}
         outgoing = prepare(
             message,
-            message_id=sender.instance.unique_ids.next(),
+            message_id=(ids or sender.instance.unique_ids).next(),
             namespace=self._namespace if namespace is None else namespace,
             system=system,
             sysflag=sysflag,
@@ -521,10 +553,10 @@ class Producer:
             shrink(outgoing, kind=self._compression, level=self.config.compress_level)
         return outgoing
 
-    def _pack_batch(self, sender: Sender, messages: Sequence[Message]) -> Outgoing:
+    def _pack_batch(self, sender: Sender, messages: Sequence[Message], ids: UniqueIds | None = None) -> Outgoing:
         return pack_batch(
             messages,
-            sender.instance.unique_ids,
+            ids or sender.instance.unique_ids,
             namespace=self._namespace,
             body_bytes_max=self.config.body_bytes_max,
             more=[added(self._adders, message) for message in messages] if self._adders else None,

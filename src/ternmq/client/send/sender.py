@@ -29,7 +29,8 @@ _REFRESH_S: Final = 0.3
 
 
 class Sender:
-    """The sending half of a producer. All methods belong to the loop's thread."""
+    """The sending half of a producer. All methods belong to the loop's thread, but ``choose``, ``address`` and those of
+    ``heads``, which threads call, too (``thread_send``)."""
 
     def __init__(self, instance: ClientInstance, group: str, config: ProducerConfig, hooks: Sequence[SendHook]) -> None:
         self.instance = instance
@@ -53,6 +54,8 @@ class Sender:
         self._turns = RoundRobin(instance.env.random)
         #: How slow brokers were, if that decides where messages go (E3).
         self.faults = LatencyFaults() if config.send_latency_fault_enable else None
+        #: Whether no other thread may begin a send (``thread_send``): hooks and faults belong to the loop's.
+        self.is_loops_only: Final = bool(hooks) or self.faults is not None
 
     async def deliver(
         self, outgoing: Outgoing, *, pick: Pick | None = None, timeout_ms: int, mode: SendMode = SendMode.SYNC

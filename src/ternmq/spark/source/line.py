@@ -18,8 +18,8 @@ import ssl
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from ternmq.errors import CallTimeout, MachineSilent, NetworkError, RemoteProtocolError
-from ternmq.net.endpoint import dial_blocking, is_silence
+from ternmq.errors import CallTimeout, NetworkError, RemoteProtocolError
+from ternmq.net.endpoint import dial_blocking, is_silence, lost
 from ternmq.types import Buffer
 from ternmq.wire.auth import Credentials
 from ternmq.wire.frame import encode_request, response_at
@@ -121,13 +121,11 @@ class BrokerLine:
             except OSError as error:
                 raise self._broken(error) from None
             if not received:
-                raise NetworkError(f"the connection to {self.address} was lost", address=self.address)
+                raise lost(self.address)
             self._end += received
 
     def _broken(self, error: OSError) -> NetworkError:
-        if is_silence(error):
-            return MachineSilent(f"the connection to {self.address} was lost: {error.strerror}", address=self.address)
-        if isinstance(error, TimeoutError):
+        if isinstance(error, TimeoutError) and not is_silence(error):
             time_ms = int((self._socket.gettimeout() or 0) * 1000)
             return CallTimeout(f"{self.address} was silent for {time_ms} ms", address=self.address)
-        return NetworkError(f"the connection to {self.address} was lost: {error.strerror}", address=self.address)
+        return lost(self.address, error)
