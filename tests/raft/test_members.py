@@ -336,6 +336,25 @@ def test_a_message_that_names_members_is_an_ordinary_one_where_rocketmq_brokers_
     run(32, story)
 
 
+def test_a_member_that_joins_is_not_told_that_it_was_removed(caplog: pytest.LogCaptureFixture) -> None:
+    """P1: the changes of before come to it with the log, and do not name it. An operator would stop it."""
+    caplog.set_level("INFO", "ternmq.raft")
+
+    async def story(cluster: Cluster) -> None:
+        members = cluster.raft_group("broker-a", 3)
+        await cluster.start(cluster.name_server(), *members)
+        for number in (3, 4):
+            new = joining(cluster, members, number)
+            await cluster.start(new)
+            await asked(cluster, f"+n{number}-{new.ip}:{RAFT_PORT}")
+            members.append(new)
+        assert [""] * 5 == [node_of(each).status().trouble for each in members]
+
+    run(33, story)
+    assert "n4 keeps up, and votes from now on" in caplog.text
+    assert "was removed from the group" not in caplog.text
+
+
 def test_a_member_is_replaced_while_messages_come() -> None:
     """P1, P4: n3 joins, also what was deleted meanwhile, and votes; n0 leaves, whether it leads or not; all that was
     acknowledged is on all members; restarts know the members; the one that left says so."""
