@@ -22,7 +22,7 @@ from tests.raft.member_simulation import MemberSimulation
 from tests.raft.memory_log import Entry
 from tests.raft.seeds import live, live_twice
 from tests.raft.test_filling import copy_log, delete_old, is_there, node_of, put, wiped
-from tests.raft.test_group_simulation import Shop, agree, bodies, data_files, leader_of, run, until
+from tests.raft.test_group_simulation import Shop, a_selling_group, agree, bodies, data_files, leader_of, run, until
 from tests.store.small import HOST
 from tests.store.small import bodies as all_bodies
 
@@ -341,13 +341,15 @@ def test_a_member_that_joins_is_not_told_that_it_was_removed(caplog: pytest.LogC
     caplog.set_level("INFO", "ternmq.raft")
 
     async def story(cluster: Cluster) -> None:
-        members = cluster.raft_group("broker-a", 3)
-        await cluster.start(cluster.name_server(), *members)
+        members, shop, _ = await a_selling_group(cluster, per_second=200, raftAppendBytes=4096)
         for number in (3, 4):
             new = joining(cluster, members, number)
             await cluster.start(new)
             await asked(cluster, f"+n{number}-{new.ip}:{RAFT_PORT}")
             members.append(new)
+            # More than one append.
+            await shop.sells(100)
+        await shop.ends(members)
         assert [""] * 5 == [node_of(each).status().trouble for each in members]
 
     run(33, story)
