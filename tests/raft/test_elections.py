@@ -240,15 +240,21 @@ def test_a_member_with_the_beginning_of_a_log_does_not_lead_the_members_of_long_
 
 @pytest.mark.parametrize(
     ("settings", "lost", "is_granted"),
-    [(("n0", "n1"), -1, True), (("n0", "n1", "n2"), -1, False), (("n0", "n1", "n2"), 5, True)],
+    [
+        (Members(("n0", "n1")), -1, True),
+        (Members(("n0", "n1", "n2")), -1, False),
+        (Members(("n0", "n1", "n2")), 5, True),
+        # It joined: these are the members of before.
+        (Members(("n1", "n2", "n3"), learners=("n0",)), -1, True),
+    ],
 )
 def test_a_member_with_the_beginning_of_a_log_votes_as_one_of_two_if_the_settings_say_so(
-    settings: tuple[str, ...], lost: int, is_granted: bool
+    settings: Members, lost: int, is_granted: bool
 ) -> None:
     """P1: of two members a candidate has all that was committed. But the group may have grown since the entry that
     names two. After damage only the end of the log is missing."""
     log = MemoryLog([Entry(1, "p"), Entry(1, "two", Members(("n0", "n1")))])
-    partial = RaftCore(config("n0", Members(settings)), HardState(1, is_filling=True), log, Random(0), 0, lost=lost)
+    partial = RaftCore(config("n0", settings), HardState(1, is_filling=True), log, Random(0), 0, lost=lost)
     assert answer(partial.step(vote(2, 9, 1, commit=9), LATER)).is_granted is is_granted
 
 

@@ -22,7 +22,7 @@ from tests.raft.member_simulation import MemberSimulation
 from tests.raft.memory_log import Entry
 from tests.raft.seeds import live, live_twice
 from tests.raft.test_filling import copy_log, delete_old, is_there, node_of, put, wiped
-from tests.raft.test_group_simulation import Shop, agree, bodies, data_files, leader_of, run, until
+from tests.raft.test_group_simulation import Shop, a_selling_group, agree, bodies, data_files, leader_of, run, until
 from tests.store.small import HOST
 from tests.store.small import bodies as all_bodies
 
@@ -334,6 +334,27 @@ def test_a_message_that_names_members_is_an_ordinary_one_where_rocketmq_brokers_
         assert [counts] * 2 == [node_of(each).log.membership.newest is not None for each in followers]
 
     run(32, story)
+
+
+def test_a_member_that_joins_is_not_told_that_it_was_removed(caplog: pytest.LogCaptureFixture) -> None:
+    """P1: the changes of before come to it with the log, and do not name it. An operator would stop it."""
+    caplog.set_level("INFO", "ternmq.raft")
+
+    async def story(cluster: Cluster) -> None:
+        members, shop, _ = await a_selling_group(cluster, per_second=200, raftAppendBytes=4096)
+        for number in (3, 4):
+            new = joining(cluster, members, number)
+            await cluster.start(new)
+            await asked(cluster, f"+n{number}-{new.ip}:{RAFT_PORT}")
+            members.append(new)
+            # More than one append.
+            await shop.sells(100)
+        await shop.ends(members)
+        assert [""] * 5 == [node_of(each).status().trouble for each in members]
+
+    run(33, story)
+    assert "n4 keeps up, and votes from now on" in caplog.text
+    assert "was removed from the group" not in caplog.text
 
 
 def test_a_member_is_replaced_while_messages_come() -> None:

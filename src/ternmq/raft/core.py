@@ -369,7 +369,10 @@ class RaftCore:
             # It may have left long ago, and know of no commit. With a log, this member could tell.
             return False
         knows = vote.commit != NO_INDEX or self._knows_of_commits
-        if self._gap.is_open and knows and not self._gap.takes_all(self._members, self._config.members):
+        # One that joined has settings of before: they say nothing of a group in which it votes (seed 71468351874).
+        counts = self._config.self_id in self._config.members.voters
+        settings = self._config.members if counts else self._members
+        if self._gap.is_open and knows and not self._gap.takes_all(self._members, settings):
             return False
         if vote.is_pre:
             return vote.term > self._term and self._is_up_to_date(vote)

@@ -77,8 +77,6 @@ class MemberChanges:
         self._node = node
         self._env = env
         self._store_host = store_host
-        #: That this member is none any more; empty if it is one.
-        self.removal = ""
         #: The change that ``links`` know of.
         self._seen: Change | None = None
 
@@ -148,10 +146,17 @@ class MemberChanges:
         peers = self.peers
         node.links.follow([peer.member for peer in peers if peer.id != node.id], node.log.members_index)
         log.info("the members of the group are %s", describe(peers))
-        self.removal = ""
-        if all(peer.id != node.id for peer in peers):
-            self.removal = f"{node.id} was removed from the group, whose members are {describe(peers)}; stop it"
-            log.warning(self.removal)
+        if removal := self.removal:
+            log.warning(removal)
+
+    @property
+    def removal(self) -> str:
+        """That this member is none any more; empty if it is one. One that is filling may have only the beginning of the
+        log, where it is no member yet."""
+        node, peers = self._node, self.peers
+        if node.core.is_filling or any(peer.id == node.id for peer in peers):
+            return ""
+        return f"{node.id} was removed from the group, whose members are {describe(peers)}; stop it"
 
     async def promote_now_and_then(self) -> None:
         """As leader: let learners vote that keep up. Raises what the disk does not take."""
