@@ -339,7 +339,11 @@ class EngineDatabase:
             with self._plain.connect() as connection:
                 raw: Any = connection.connection.driver_connection
                 copy = type(raw).connect(raw.info.dsn, password=raw.info.password, autocommit=True)
-            copy.execute(f"LISTEN {CHANNEL}")
+            try:
+                copy.execute(f"LISTEN {CHANNEL}")
+            except BaseException:
+                copy.close()
+                raise
             return copy
         except SQLAlchemyError as error:
             raise self.failed(error) from error
