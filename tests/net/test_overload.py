@@ -254,6 +254,35 @@ async def test_heavy_calls_both_ways_on_one_connection_all_end() -> None:
     assert 8 * 2 * MIB + 8 * MIB == sum(len(answer.body) for answer in answers)
 
 
+async def test_small_replies_are_bounded_also_while_a_call_of_ours_waits() -> None:
+    """M1: a program that was called asks ten thousands of small things, and reads neither the answers nor the call."""
+    limits = Limits(max_waiting_reply_bytes=2 * MIB)
+    async with serving(limits=limits, tiny_buffers=True) as (server, port), dialled(port) as peer:
+        client = raw(port)
+        client.send(b"".join(encode_request(TAKE, opaque=1)))
+        await frame_sizes(client, 1)
+        (one,) = (each for each in server.peers if each.address.endswith(f":{client.getsockname()[1]}"))
+        call = one.start_call(ECHO)
+        asked = b"".join(encode_request(QUOTE, body=b"x" * 4000, opaque=2))
+        loop = asyncio.get_running_loop()
+        asking = asyncio.create_task(loop.sock_sendall(client, asked * 2000))
+        await until(lambda: one._is_paused)
+        assert b"ok" == bytes((await peer.call(ECHO, None, b"ok", timeout_ms=60_000)).body)
+        # One read may be added to what is allowed.
+        assert 2 * MIB < server.usage.waiting_bytes < 3 * MIB
+        assert not call.done()
+        assert not asking.done()
+
+        # It reads after all.
+        sizes = await frame_sizes(client, 2001)
+        await asking
+        assert 2001 == len(sizes)
+        await until(lambda: server.usage.waiting_bytes == 0)
+        client.close()
+        with pytest.raises(NetworkError):
+            await call
+
+
 async def test_a_call_to_a_program_that_does_not_read_times_out() -> None:
     """Issue 13, point 2: the fifth send of 1 MiB to a stopped broker hung, as its timer began only once it had room."""
     async with deaf_server() as port, dialled(port) as peer, asyncio.timeout(LONG_S):

@@ -10,10 +10,12 @@ made. It may also return None and call ``reply`` itself later (a held pull, a se
 A handler can fail, and its reply can be too large for a frame: both become an error reply. ``reply`` never raises, as
 it is called from timers and callbacks of others, too.
 
-Backpressure: when the other side does not read our replies, we stop reading its requests, but never while a call of
-ours waits for its answer. Otherwise two programs that both call would wait for each other: neither can write, as
-neither reads. So of two ends that both stopped reading, neither waits for an answer, and what they could not write are
-answers that came too late; ``net.limits`` ends such a connection, as any other whose peer takes nothing for a while.
+Backpressure: when the other side does not read our replies, we stop reading its requests, but not while a call of ours
+waits for its answer. Otherwise two programs that both call would wait for each other: neither can write, as neither
+reads. So of two ends that both stopped reading, neither waits for an answer, and what they could not write are answers
+that came too late; ``net.limits`` ends such a connection, as any other whose peer takes nothing for a while. Only what
+may wait for a connection is the end of that: small replies are added to it even then, and a program that goes on asking
+instead of answering could make them gigabytes.
 """
 
 from __future__ import annotations
@@ -258,7 +260,9 @@ class Peer(CallingStream):
             size = sum(map(len, buffers))
         self._count_waiting(self._waiting_bytes + size)
         self._write(buffers)
-        if not self._calls and not self._is_paused and self._transport is not None:
+        if self._is_paused or self._transport is None:
+            return
+        if not self._calls or not self._has_room(0):
             self._is_paused = True
             self._transport.pause_reading()
             self._usage.paused(self)
