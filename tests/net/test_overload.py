@@ -415,6 +415,29 @@ async def test_requests_that_wait_for_others_are_bounded_by_bytes() -> None:
         assert 0 == server.usage.pending_bytes
 
 
+async def test_a_request_that_waits_for_others_keeps_no_frame_that_came_with_it() -> None:
+    """M1: its body is a view of what was read, and its own few bytes are all that is counted."""
+    kept: list[Request[Any]] = []
+
+    async def wait(_peer: Peer, request: Request[Any]) -> Reply:
+        kept.append(request)
+        await asyncio.sleep(0)
+        return Reply(body=bytes(request.body))
+
+    routes = {TAKE: Route(Servant().take, "work", ANY_CALLER), WAIT: Route(wait, "work", ANY_CALLER)}
+    large, small = encode_request(TAKE, None, bytes(8 * MIB), opaque=1), encode_request(WAIT, None, b"mine", opaque=2)
+    async with Server.running(routes, LANES) as server:
+        port = await server.listen("127.0.0.1", 0)
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.writelines([*large, *small])
+        await until(lambda: kept)
+        [request] = kept
+        assert b"mine" == bytes(request.body)
+        assert b"mine" == request.body.obj
+        writer.close()
+        await writer.wait_closed()
+
+
 async def test_a_frame_that_is_not_read_has_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """M1, B5: of a connection that brought more sends than the lane takes, and is not read for a while."""
     told: list[str] = []

@@ -305,6 +305,7 @@ class Peer(CallingStream):
                 request, "[OVERLOAD]system busy, too many requests are waiting for the disk or for other clients"
             )
             return
+        request.own_body()
         self._tasks.create_task(self._finish(request, result))
 
     async def _finish(self, request: Request[Any], result: Awaitable[Reply | None]) -> None:
