@@ -60,6 +60,8 @@ log = logging.getLogger(__name__)
 FLUSH_BYTES: Final = 1024 * 1024
 #: Replies up to this size are written whatever else waits: they are few bytes, and say what became of a request.
 SMALL_REPLY_BYTES: Final = 4 * 1024
+#: As many bytes as one read of uvloop has at most; those of asyncio are little larger.
+FULL_READ_BYTES: Final = 256_000
 #: An error that quotes what it was given may be as long as that.
 REMARK_CHARS_MAX: Final = 4 * 1024
 _REFUSAL: Final = SendRefusal(FULL)
@@ -352,6 +354,8 @@ class Peer(CallingStream):
 
     def data_received(self, data: bytes) -> None:
         now = self._active_at = self._time()
+        if len(data) >= FULL_READ_BYTES and self.latencies is not None:
+            self._rest()
         decoder, runs, sends = self._decoder, self._runs, self._sends
         refused = 0
         if sends is not None:
@@ -445,6 +449,17 @@ class Peer(CallingStream):
             self._queue(same, now, place)
         if responses < len(commands):
             lanes.run()
+
+    def _rest(self) -> None:
+        """Read on in the next turn of the loop: there may be more than was read. uvloop goes on reading one connection
+        for up to 32 such reads, and all others would wait for the hundred thousands of requests in them."""
+        if self._transport is not None and not (self._is_paused or self._is_held):
+            self._transport.pause_reading()
+            self._loop.call_soon(self._rested)
+
+    def _rested(self) -> None:
+        if not (self._is_paused or self._is_held) and self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def _queue(self, requests: list[Request[Any]], now: float, place: _LanePlace) -> None:
         """Queue what has gathered for one place."""
