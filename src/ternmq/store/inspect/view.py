@@ -9,7 +9,6 @@ behind it must ask ``may_lag``: newest entries may be in the broker's memory onl
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -67,8 +66,6 @@ class StoreView:
             self.disk, self.log.directories.all, size=self.sizes.segment, key="mappedFileSizeCommitLog"
         )
         files = FilePool(self.disk)
-        # Hundreds, in a program that goes on: a view is for looking, and nobody closes it.
-        weakref.finalize(self, files.close)
         exts = QueueExts(
             self.disk, root / "consumequeue_ext", files=files, file_bytes=self.sizes.ext_file, writes=False
         )
