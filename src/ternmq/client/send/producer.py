@@ -514,7 +514,15 @@ class Producer:
             if not message.sharding_key:
                 return None
             selector = by_sharding_key
-        return lambda route: selector(_as_seen(route, message.topic), message)
+
+        def pick(route: TopicRoute) -> MessageQueue:
+            chosen = selector(_as_seen(route, message.topic), message)
+            if not isinstance(chosen, MessageQueue):
+                # Without a return, it gives None, which would mean any queue.
+                raise TypeError(f"the selector returned {chosen!r}: expected one of the queues that it was given")
+            return chosen
+
+        return pick
 
     def _checked(self, sender: Sender, message: Message, ids: UniqueIds | None = None) -> Outgoing:
         """Check a message and make it ready. ``ids`` gives its id, if this is not the loop's thread."""
