@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from ternmq import MessageQueue, ReceivedMessage
 from ternmq.client.consume.claimed import Claimed
-from ternmq.client.consume.listener import BoundListener, ConsumeContext
+from ternmq.client.consume.listener import BoundListener, ConsumeContext, ConsumeResult
 from ternmq.client.consume.workers import Tasked
 from ternmq.tasks import Tasks
 
@@ -126,3 +126,29 @@ async def test_more_tasks_start_at_once_when_more_are_allowed_and_those_too_many
             await asyncio.sleep(0)
         await turns()
         assert 0 == workers()
+
+
+async def test_a_listener_that_cancels_its_task_ends_no_others() -> None:
+    """F1: its call has failed, and the next ones are made."""
+    contexts: list[ConsumeContext | None] = []
+    over = asyncio.Event()
+
+    async def listen(_: list[ReceivedMessage]) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if not contexts:
+            task.cancel()
+        await asyncio.sleep(0)
+
+    def ended(context: ConsumeContext | None) -> None:
+        contexts.append(context)
+        if len(contexts) == 3:
+            over.set()
+
+    async with Tasks() as tasks:
+        tasked = Tasked(BoundListener(listen, single=False), Calls().begun, ended, tasks, name="consume", count=1)
+        tasked.put([[]] * 3)
+        await over.wait()
+        assert 1 == workers()
+        assert [None, ConsumeResult.SUCCESS, ConsumeResult.SUCCESS] == [one.result for one in contexts if one]
+        tasked.close()

@@ -14,6 +14,7 @@ from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from ternmq.client.blocking.loop_thread import LoopThread, loop_thread
 from ternmq.errors import NotRunning
+from ternmq.tasks import contained
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -90,7 +91,7 @@ def in_thread(listener: Callable[P, Awaitable[None] | None]) -> Callable[P, Awai
     """Have a plain listener called in a thread, where it may block; what an ``async`` one gives runs on the loop."""
 
     async def listen(*args: P.args, **kwargs: P.kwargs) -> None:
-        result = await asyncio.to_thread(listener, *args, **kwargs)
+        result = await asyncio.to_thread(contained(listener), *args, **kwargs)
         if result is not None:
             await result
 

@@ -222,7 +222,17 @@ class Tasked:
                 self._wake()
             context = begun(batch)
             if context is not None:
-                await call_async(context)
+                try:
+                    await call_async(context)
+                except asyncio.CancelledError:
+                    # At the end of the consumer; or by the listener, and then another task takes the place of this one.
+                    self._running -= 1
+                    ended(context)
+                    if self._count_max:
+                        log.warning("%s was cancelled by its listener; its messages have failed", self._name)
+                        with contextlib.suppress(RuntimeError):  # the consumer ends, as it could not start
+                            self._wake()
+                    raise
             ended(context)
             if time() > turn_end:
                 await asyncio.sleep(0)
