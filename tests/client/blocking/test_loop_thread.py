@@ -138,7 +138,10 @@ def test_a_call_is_not_made_for_a_future_that_was_cancelled_before(thread: LoopT
         made.append(1)
         raise ValueError("why")
 
-    thread.call_soon(lambda: None if may_go_on.wait(60) else None)
+    def hold() -> None:
+        assert may_go_on.wait(60)
+
+    thread.call_soon(hold)
     cancelled, other = thread.start(call), thread.start(call)
     assert cancelled.cancel()
     may_go_on.set()
