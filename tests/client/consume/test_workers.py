@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+import pytest
+
 from ternmq import MessageQueue, ReceivedMessage
+from ternmq.client.consume import workers as workers_module
 from ternmq.client.consume.claimed import Claimed
 from ternmq.client.consume.listener import BoundListener, ConsumeContext, ConsumeResult
-from ternmq.client.consume.workers import Tasked
+from ternmq.client.consume.workers import Tasked, Threaded
 from ternmq.tasks import Tasks
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
@@ -152,3 +156,31 @@ async def test_a_listener_that_cancels_its_task_ends_no_others() -> None:
         assert 1 == workers()
         assert [None, ConsumeResult.SUCCESS, ConsumeResult.SUCCESS] == [one.result for one in contexts if one]
         tasked.close()
+
+
+async def test_calls_wait_while_the_machine_gives_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F1: they are held by their queues, and nobody else would make them."""
+    failures = 3
+    over = asyncio.Semaphore(0)
+
+    class Scarce(threading.Thread):
+        def start(self) -> None:
+            nonlocal failures
+            if failures:
+                failures -= 1
+                raise RuntimeError("can't start new thread")
+            super().start()
+
+    monkeypatch.setattr(workers_module, "Thread", Scarce)
+    monkeypatch.setattr(workers_module, "THREAD_PAUSE_S", 0.01)
+    listener = BoundListener(lambda _: None, single=False)
+    threaded = Threaded(listener, Calls().begun, lambda _: over.release(), name="scarce", count=2)
+    for _ in range(3):
+        threaded.put([[], []])
+    for _ in range(6):
+        await over.acquire()
+    assert 0 == failures
+    threaded.close()
+    threaded.put([[]])
+    await turns()
+    assert over.locked()
