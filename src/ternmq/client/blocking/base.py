@@ -61,6 +61,9 @@ class SyncClient(Generic[A]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         thread, self._thread = self._open_thread(), None
+        if not thread.is_of_this_process:
+            # A forked one leaves the block with what it does itself, its exit code say: the client is its parent's.
+            return
         thread.run(self._async.__aexit__(kind, error, trace))
 
     def _open_thread(self) -> LoopThread:

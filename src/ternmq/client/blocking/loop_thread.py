@@ -126,8 +126,12 @@ class LoopThread:
         self._usable_loop()
 
     @property
+    def is_of_this_process(self) -> bool:
+        return self.pid == os.getpid()
+
+    @property
     def is_usable(self) -> bool:
-        return self.pid == os.getpid() and self._loop is not None
+        return self.is_of_this_process and self._loop is not None
 
     def _usable_loop(self) -> asyncio.AbstractEventLoop:
         loop = self._loop
