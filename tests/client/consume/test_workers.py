@@ -12,7 +12,7 @@ import pytest
 from ternmq import MessageQueue, ReceivedMessage
 from ternmq.client.consume import workers as workers_module
 from ternmq.client.consume.claimed import Claimed
-from ternmq.client.consume.listener import BoundListener, ConsumeContext, ConsumeResult
+from ternmq.client.consume.listener import BoundListener, ConsumeContext, ConsumeHook, ConsumeResult
 from ternmq.client.consume.workers import Tasked, Threaded
 from ternmq.tasks import Tasks
 
@@ -149,12 +149,19 @@ async def test_a_listener_that_cancels_its_task_ends_no_others() -> None:
         if len(contexts) == 3:
             over.set()
 
+    class Hook(ConsumeHook):
+        def after_consume(self, context: ConsumeContext) -> None:
+            told.append(context.result)
+
+    told: list[ConsumeResult | None] = []
     async with Tasks() as tasks:
-        tasked = Tasked(BoundListener(listen, single=False), Calls().begun, ended, tasks, name="consume", count=1)
+        listener = BoundListener(listen, single=False, hooks=[Hook()])
+        tasked = Tasked(listener, Calls().begun, ended, tasks, name="consume", count=1)
         tasked.put([[]] * 3)
         await over.wait()
         assert 1 == workers()
-        assert [None, ConsumeResult.SUCCESS, ConsumeResult.SUCCESS] == [one.result for one in contexts if one]
+        results = [ConsumeResult.RETRY, ConsumeResult.SUCCESS, ConsumeResult.SUCCESS]
+        assert results == [one.result for one in contexts if one] == told
         tasked.close()
 
 

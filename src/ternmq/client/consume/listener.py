@@ -152,6 +152,10 @@ class BoundListener:
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
+                context.result, context.error = ConsumeResult.RETRY, error
+                if self._hooks:
+                    # What they have begun, a span say, must end.
+                    self._tell("after_consume", context)
                 raise
             # Something that the listener waited for was cancelled, not the listener.
             self._raised(context, error)
