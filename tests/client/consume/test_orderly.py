@@ -157,6 +157,28 @@ async def test_a_listener_that_ends_its_task_or_thread_has_only_failed(
     assert [(first, 0), (second, 0), *again, (third, 0)] == tries
 
 
+async def test_a_call_for_which_there_was_no_thread_is_made_once(
+    cluster: EmbeddedCluster, producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F2: pools keep it, and would make it beside the one that is made again."""
+    failures, start = 1, threading.Thread.start
+
+    def scarce(thread: threading.Thread) -> None:
+        nonlocal failures
+        if thread.name.startswith("consume-") and failures:
+            failures -= 1
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    seen: list[str] = []
+    await fill(producer, 3, queues=1)
+    monkeypatch.setattr(threading.Thread, "start", scarce)
+    config = replace(ORDERLY, orderly_retry_ms=10)
+    async with consumer_of(cluster, lambda message: seen.append(message.body.decode()), config):
+        await eventually(lambda: len(seen) >= 3)
+    assert (0, numbered(3)) == (failures, seen)
+
+
 async def test_after_the_last_attempt_a_message_is_a_dead_letter_and_the_next_has_its_turn(
     cluster: EmbeddedCluster, producer: Producer
 ) -> None:

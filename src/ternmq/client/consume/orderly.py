@@ -185,8 +185,19 @@ class Orderly:
     async def call(self, context: ConsumeContext) -> None:
         if self._pool is None:
             await self._listener.call_async(context)
-        else:
-            await self._loop.run_in_executor(self._pool, self._listener.call, context)
+            return
+        is_wanted = True
+
+        def listen() -> None:
+            if is_wanted:
+                self._listener.call(context)
+
+        try:
+            await self._loop.run_in_executor(self._pool, listen)
+        except RuntimeError:
+            # The machine gives no more threads now. The pool has kept the call for the next one, and it is made again.
+            is_wanted = False
+            raise
 
     def resize(self, threads: int) -> None:
         for number in range(self._threads, threads):
