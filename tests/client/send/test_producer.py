@@ -575,6 +575,18 @@ async def test_what_is_on_its_way_is_bounded() -> None:
         await producer.send_nowait(Message("orders", b"x" * 60))
 
 
+async def test_automatic_batches_bound_what_is_sent_without_waiting_and_nothing_else() -> None:
+    """B2, E6: ``send_nowait`` raises at once, as without batches; who awaits a send is held back by that."""
+    config = ProducerConfig(auto_batch=True, async_bytes_max=1_000, auto_batch_total_bytes=2_000)
+    async with scripted_cluster() as cluster, producing(cluster, config) as producer:
+        await asyncio.gather(*(producer.send(Message("orders", b"x" * 100)) for _ in range(100)))
+        first = producer.send_nowait(Message("orders", b"x" * 600))
+        with pytest.raises(TooManyCalls, match="await some of their futures first"):
+            producer.send_nowait(Message("orders", b"x" * 600))
+        await first
+        await producer.send_nowait(Message("orders", b"x" * 600))
+
+
 async def test_a_one_way_send_asks_for_no_answer() -> None:
     """E1."""
     async with scripted_cluster() as cluster, producing(cluster) as producer:

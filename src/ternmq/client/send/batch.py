@@ -123,7 +123,8 @@ class Accumulator(Generic[T]):
         self._lines: dict[tuple[object, ...], _Gathering[T]] = {}
         #: Lines that may have something to send.
         self._changed: dict[_Gathering[T], None] = {}
-        self._held_bytes = 0
+        #: What the messages that are held take in batches, at most.
+        self.held_bytes = 0
 
     def add(self, key: tuple[str, MessageQueue | None, bool, int], message: Message, waiter: T, *, now_ms: int) -> None:
         """Take a message in; ``key`` has the fields of a ``BatchKey``."""
@@ -147,8 +148,8 @@ class Accumulator(Generic[T]):
         batch.total_bytes += message_bytes
         if is_alone or batch.total_bytes >= self._batch_bytes:
             batch.is_full = True
-        self._held_bytes += message_bytes
-        if self._held_bytes > self._total_bytes:
+        self.held_bytes += message_bytes
+        if self.held_bytes > self._total_bytes:
             line.is_urgent = True
         self._changed[line] = None
 
@@ -196,7 +197,7 @@ class Accumulator(Generic[T]):
     def _take(self, line: _Gathering[T]) -> OpenBatch[T]:
         batch = line.batches.popleft()
         line.out += 1
-        self._held_bytes -= batch.total_bytes
+        self.held_bytes -= batch.total_bytes
         return batch
 
 

@@ -59,6 +59,11 @@ class Gatherer:
             self._loop.call_soon(self._send_ready)
         return waiter
 
+    @property
+    def held_bytes(self) -> int:
+        """What the messages that are held take, at most."""
+        return self._held.held_bytes
+
     def flush(self) -> None:
         """Send everything now; of a fixed queue, one batch after the other."""
         if self._timer is not None:
