@@ -103,6 +103,8 @@ def test_a_file_that_others_can_read_is_not_used(tmp_path: Path, name: str) -> N
     [
         (FILE, b"{", "cannot use .*users.json"),
         (FILE, b'{"users": [{"username": 1}]}', "cannot use .*users.json"),
+        (FILE, b'{"users": [{"username": "\xe7"}]}', "cannot use .*users.json"),
+        (FILE, b'{"more": ' + b"[" * 100_000, "cannot use .*users.json"),
         (KEY_FILE, b"abc", "is not a key of TernMQ"),
         (KEY_FILE, b"A" * 43 + b"=", "was encrypted with another key"),
     ],

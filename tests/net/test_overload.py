@@ -254,6 +254,35 @@ async def test_heavy_calls_both_ways_on_one_connection_all_end() -> None:
     assert 8 * 2 * MIB + 8 * MIB == sum(len(answer.body) for answer in answers)
 
 
+async def test_small_replies_are_bounded_also_while_a_call_of_ours_waits() -> None:
+    """M1: a program that was called asks ten thousands of small things, and reads neither the answers nor the call."""
+    limits = Limits(max_waiting_reply_bytes=2 * MIB)
+    async with serving(limits=limits, tiny_buffers=True) as (server, port), dialled(port) as peer:
+        client = raw(port)
+        client.send(b"".join(encode_request(TAKE, opaque=1)))
+        await frame_sizes(client, 1)
+        (one,) = (each for each in server.peers if each.address.endswith(f":{client.getsockname()[1]}"))
+        call = one.start_call(ECHO)
+        asked = b"".join(encode_request(QUOTE, body=b"x" * 4000, opaque=2))
+        loop = asyncio.get_running_loop()
+        asking = asyncio.create_task(loop.sock_sendall(client, asked * 2000))
+        await until(lambda: one._is_paused)
+        assert b"ok" == bytes((await peer.call(ECHO, None, b"ok", timeout_ms=60_000)).body)
+        # One read may be added to what is allowed.
+        assert 2 * MIB < server.usage.waiting_bytes < 3 * MIB
+        assert not call.done()
+        assert not asking.done()
+
+        # It reads after all.
+        sizes = await frame_sizes(client, 2001)
+        await asking
+        assert 2001 == len(sizes)
+        await until(lambda: server.usage.waiting_bytes == 0)
+        client.close()
+        with pytest.raises(NetworkError):
+            await call
+
+
 async def test_a_call_to_a_program_that_does_not_read_times_out() -> None:
     """Issue 13, point 2: the fifth send of 1 MiB to a stopped broker hung, as its timer began only once it had room."""
     async with deaf_server() as port, dialled(port) as peer, asyncio.timeout(LONG_S):
@@ -384,6 +413,65 @@ async def test_requests_that_wait_for_others_are_bounded_by_bytes() -> None:
         servant.gate.set()
         assert [ResponseCode.SUCCESS] * 2 == [(await call).code for call in calls[:2]]
         assert 0 == server.usage.pending_bytes
+
+
+async def test_a_request_that_waits_for_others_keeps_no_frame_that_came_with_it() -> None:
+    """M1: its body is a view of what was read, and its own few bytes are all that is counted."""
+    kept: list[Request[Any]] = []
+
+    async def wait(_peer: Peer, request: Request[Any]) -> Reply:
+        kept.append(request)
+        await asyncio.sleep(0)
+        return Reply(body=bytes(request.body))
+
+    routes = {TAKE: Route(Servant().take, "work", ANY_CALLER), WAIT: Route(wait, "work", ANY_CALLER)}
+    large, small = encode_request(TAKE, None, bytes(8 * MIB), opaque=1), encode_request(WAIT, None, b"mine", opaque=2)
+    async with Server.running(routes, LANES) as server:
+        port = await server.listen("127.0.0.1", 0)
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.writelines([*large, *small])
+        await until(lambda: kept)
+        [request] = kept
+        assert b"mine" == bytes(request.body)
+        assert b"mine" == request.body.obj
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_what_one_connection_brings_does_not_keep_others_from_being_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B3, M1: uvloop reads one connection up to 32 times in a turn, as long as there is more."""
+    turns: list[int] = []
+    turn = read = sent = 0
+    receive = Peer.data_received
+
+    def noted(peer: Peer, data: bytes) -> None:
+        nonlocal read
+        if peer.latencies is not None and not data.endswith(b"ok"):
+            read += len(data)
+            if len(data) >= peer_module.FULL_READ_BYTES:
+                turns.append(turn)
+        receive(peer, data)
+
+    def next_turn() -> None:
+        nonlocal turn
+        turn += 1
+        asyncio.get_running_loop().call_soon(next_turn)
+
+    monkeypatch.setattr(Peer, "data_received", noted)
+    next_turn()
+    async with serving() as (server, port), dialled(port) as peer:
+        client = socket.create_connection(("127.0.0.1", port))
+        client.setblocking(False)
+        await until(lambda: len(server.peers) == 2)
+        asked = b"".join(encode_request(TAKE, opaque=1, oneway=True)) * 100
+        # The loop stands still meanwhile.
+        with contextlib.suppress(BlockingIOError):
+            while sent < 8 * MIB:
+                sent += client.send(asked)
+        assert b"ok" == bytes((await peer.call(ECHO, None, b"ok", timeout_ms=60_000)).body)
+        await until(lambda: read == sent)
+        assert sorted(set(turns)) == turns
+        client.close()
 
 
 async def test_a_frame_that_is_not_read_has_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:

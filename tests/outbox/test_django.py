@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import io
+import threading
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import django
@@ -18,6 +22,8 @@ from django.db import connections, transaction
 from ternmq import EmbeddedCluster, Message
 from ternmq.errors import ConfigError, InvalidMessage, NotRunning, OutboxMissing
 from ternmq.outbox.config import OutboxConfig
+from ternmq.outbox.schema import TABLE
+from ternmq.outbox.table import Execute
 from tests.databases import Database
 from tests.outbox.topics import bodies, wait_for
 
@@ -32,6 +38,7 @@ if not settings.configured:
 
 from django.db import models  # noqa: E402 - Django must be set up first
 
+from ternmq.outbox.django.database import DjangoDatabase  # noqa: E402
 from ternmq.outbox.django.models import OutboxMessage  # noqa: E402
 from ternmq.outbox.django.outbox import DjangoOutbox  # noqa: E402
 
@@ -176,3 +183,36 @@ def test_unknown_settings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "TERNMQ_OUTBOX", {"name_server": "x"}, raising=False)
     with pytest.raises(ConfigError, match="'name_server' is unknown; expected name_servers"):
         DjangoOutbox().send(Message("orders", b"x"))
+
+
+def test_the_relay_waits_for_another_writer_of_a_sqlite_file(outbox: DjangoOutbox, tmp_path: Path) -> None:
+    """J3: a transaction that had read was refused at once, again and again, while an application wrote."""
+    name = f"test{next(NUMBERS)}"
+    given = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "shop.db")}
+    connections.settings[name] = connections.configure_settings({"default": given, name: given})[name]
+    call_command("migrate", database=name, verbosity=0)
+    calls = 0
+
+    async def relay(refused: threading.Event) -> None:
+        database = DjangoDatabase(name)
+
+        def work(execute: Execute) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == 8:
+                refused.set()
+            execute(f"SELECT count(*) FROM {TABLE}")
+            execute(f"DELETE FROM {TABLE} WHERE id = 0")
+
+        await database.run(work)
+        await database.close()
+
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        refused = threading.Event()
+        with transaction.atomic(using=name):
+            outbox.send(Message("django-file", b"saved"), using=name)
+            relaying = thread.submit(asyncio.run, relay(refused))
+            assert refused.wait(60)
+        relaying.result(60)
+    assert calls >= 8
+    connections[name].close()

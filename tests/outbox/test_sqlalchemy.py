@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
@@ -399,3 +401,17 @@ def test_the_application_needs_no_tables_of_ours_but_one() -> None:
     Table("mine", metadata, Column("id", Integer, primary_key=True))
     assert outbox_table(metadata) is outbox_table(metadata)
     assert {"mine", "ternmq_outbox"} == set(metadata.tables)
+
+
+def test_an_outbox_that_ends_at_once_leaves_no_connection_to_a_pool_that_is_gone(
+    cluster: EmbeddedCluster, postgresql_database: Database
+) -> None:
+    """J3: the one with which it learns how to listen; psycopg warns of what nobody closed."""
+    engine = create_engine(postgresql_database.url())
+    Outbox(engine, name_servers=cluster.name_servers).create()
+    for _ in range(5):
+        with Outbox(engine, name_servers=cluster.name_servers, config=DIRECT):
+            pass
+        engine.dispose()
+    wait_for(lambda: not [one.name for one in threading.enumerate() if one.name == "ternmq-outbox-listen"])
+    gc.collect()

@@ -204,5 +204,5 @@ def _decoded(data: bytes, kind: type[T]) -> T | None:
         return None
     try:
         return msgspec.json.decode(data, type=kind)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:  # msgspec's errors, and invalid UTF-8
         raise RemoteProtocolError(f"the broker's answer cannot be read: {error}") from None

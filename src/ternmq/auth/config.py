@@ -176,7 +176,7 @@ def _pair(setting: str, text: str, first: str, second: str) -> tuple[str, str] |
     try:
         values = msgspec.json.decode(text, type=dict[str, str])
         return values[first], values[second]
-    except (msgspec.DecodeError, KeyError):
+    except (ValueError, KeyError):
         # The value has a secret, and is not repeated.
         raise ConfigError(f'invalid {setting}: expected {{"{first}": "…", "{second}": "…"}}') from None
 

@@ -66,7 +66,7 @@ class UserFile:
         try:
             stored = msgspec.json.decode(data, type=StoredUsers)
             return UserRules({user.username: _user(user, cipher) for user in stored.users})
-        except (msgspec.DecodeError, ConfigError) as error:
+        except (ValueError, RecursionError, ConfigError) as error:  # msgspec's errors, and invalid UTF-8
             raise ConfigError(f"cannot use {self._path}: {error}; restore it from a backup") from None
 
     def save(self, rules: UserRules) -> None:

@@ -109,10 +109,13 @@ class RaftReads:
             refusal = self.refusal(is_write=is_write)
             if refusal is not None:
                 raise refusal
+            if route.needs_connection and peer.closed.is_set():
+                # Meanwhile: what a pop takes now, no client would get.
+                return None
             answer = handler(peer, request)
             if isinstance(answer, Awaitable):
                 return await answer
-            assert not isinstance(answer, bytes), "only sends are answered with a prepared frame"
+            assert not isinstance(answer, bytes), "no read is answered with a whole prepared frame"
             return answer
 
         return replace(route, handler=handle)

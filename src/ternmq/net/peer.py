@@ -10,10 +10,12 @@ made. It may also return None and call ``reply`` itself later (a held pull, a se
 A handler can fail, and its reply can be too large for a frame: both become an error reply. ``reply`` never raises, as
 it is called from timers and callbacks of others, too.
 
-Backpressure: when the other side does not read our replies, we stop reading its requests, but never while a call of
-ours waits for its answer. Otherwise two programs that both call would wait for each other: neither can write, as
-neither reads. So of two ends that both stopped reading, neither waits for an answer, and what they could not write are
-answers that came too late; ``net.limits`` ends such a connection, as any other whose peer takes nothing for a while.
+Backpressure: when the other side does not read our replies, we stop reading its requests, but not while a call of ours
+waits for its answer. Otherwise two programs that both call would wait for each other: neither can write, as neither
+reads. So of two ends that both stopped reading, neither waits for an answer, and what they could not write are answers
+that came too late; ``net.limits`` ends such a connection, as any other whose peer takes nothing for a while. Only what
+may wait for a connection is the end of that: small replies are added to it even then, and a program that goes on asking
+instead of answering could make them gigabytes.
 """
 
 from __future__ import annotations
@@ -58,6 +60,8 @@ log = logging.getLogger(__name__)
 FLUSH_BYTES: Final = 1024 * 1024
 #: Replies up to this size are written whatever else waits: they are few bytes, and say what became of a request.
 SMALL_REPLY_BYTES: Final = 4 * 1024
+#: As many bytes as one read of uvloop has at most; those of asyncio are little larger.
+FULL_READ_BYTES: Final = 256_000
 #: An error that quotes what it was given may be as long as that.
 REMARK_CHARS_MAX: Final = 4 * 1024
 _REFUSAL: Final = SendRefusal(FULL)
@@ -258,7 +262,9 @@ class Peer(CallingStream):
             size = sum(map(len, buffers))
         self._count_waiting(self._waiting_bytes + size)
         self._write(buffers)
-        if not self._calls and not self._is_paused and self._transport is not None:
+        if self._is_paused or self._transport is None:
+            return
+        if not self._calls or not self._has_room(0):
             self._is_paused = True
             self._transport.pause_reading()
             self._usage.paused(self)
@@ -301,6 +307,7 @@ class Peer(CallingStream):
                 request, "[OVERLOAD]system busy, too many requests are waiting for the disk or for other clients"
             )
             return
+        request.own_body()
         self._tasks.create_task(self._finish(request, result))
 
     async def _finish(self, request: Request[Any], result: Awaitable[Reply | None]) -> None:
@@ -347,6 +354,8 @@ class Peer(CallingStream):
 
     def data_received(self, data: bytes) -> None:
         now = self._active_at = self._time()
+        if len(data) >= FULL_READ_BYTES and self.latencies is not None:
+            self._rest()
         decoder, runs, sends = self._decoder, self._runs, self._sends
         refused = 0
         if sends is not None:
@@ -440,6 +449,17 @@ class Peer(CallingStream):
             self._queue(same, now, place)
         if responses < len(commands):
             lanes.run()
+
+    def _rest(self) -> None:
+        """Read on in the next turn of the loop: there may be more than was read. uvloop goes on reading one connection
+        for up to 32 such reads, and all others would wait for the hundred thousands of requests in them."""
+        if self._transport is not None and not (self._is_paused or self._is_held):
+            self._transport.pause_reading()
+            self._loop.call_soon(self._rested)
+
+    def _rested(self) -> None:
+        if not (self._is_paused or self._is_held) and self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def _queue(self, requests: list[Request[Any]], now: float, place: _LanePlace) -> None:
         """Queue what has gathered for one place."""

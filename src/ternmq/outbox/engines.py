@@ -338,8 +338,14 @@ class EngineDatabase:
         try:
             with self._plain.connect() as connection:
                 raw: Any = connection.connection.driver_connection
+                # Closed after this, not given back: nobody waits for it, and the pool may be gone by then.
+                connection.detach()
                 copy = type(raw).connect(raw.info.dsn, password=raw.info.password, autocommit=True)
-            copy.execute(f"LISTEN {CHANNEL}")
+            try:
+                copy.execute(f"LISTEN {CHANNEL}")
+            except BaseException:
+                copy.close()
+                raise
             return copy
         except SQLAlchemyError as error:
             raise self.failed(error) from error

@@ -132,6 +132,12 @@ class Request(
         self.frame_bytes -= len(self.body)
         self.body = NO_BODY
 
+    def own_body(self) -> None:
+        """Copy the body if it keeps much more in memory than the request has: what was read with it may be a frame of
+        megabytes. For a request that waits long."""
+        if self.body and memoryview(self.body.obj).nbytes > 2 * self.frame_bytes:
+            self.body = memoryview(bytes(self.body))
+
     @property
     def oneway(self) -> bool:
         return bool(self.flag & FLAG_ONEWAY)

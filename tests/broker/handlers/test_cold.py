@@ -187,6 +187,8 @@ async def test_a_pop_that_was_held_does_not_wait_for_the_disk_but_comes_again(br
     assert (await pop(broker, "orders")).code != 0  # no such topic yet
     await broker.sent("orders", b"0", queue_id=1)
     held = held_pop(broker, "orders", queue_id=0, poll_ms=FAR_MS)
+    # Sends have a lane of their own: without this answer, the send may come before the pop is held.
+    assert 0 != (await pop(broker, "orders", queue_id=0)).code
     await broker.sent("orders", b"1", queue_id=0)
 
     response = await held

@@ -219,6 +219,22 @@ async def test_what_no_record_can_hold_is_illegal(tmp_path: Path) -> None:
         assert await broker.records("orders") == []
 
 
+@pytest.mark.parametrize("is_plain", [True, False])
+async def test_a_batch_whose_ids_fit_no_reply_is_illegal_and_not_stored(tmp_path: Path, *, is_plain: bool) -> None:
+    """E6, B5: its sender was told of an error when all was stored, and sent it again."""
+    sizes = {"max_message_size": 16 << 20, "mapped_file_size_commit_log": 32 << 20}
+    properties = {"UNIQ_KEY": "A"} if is_plain else {}
+    async with serving(tmp_path, store=sizes) as broker:
+        refused = await broker.send_batch("orders", [(b"", properties)] * 33_000)
+        assert ResponseCode.MESSAGE_ILLEGAL == refused.code
+        assert refused.remark is not None
+        assert "at most 29789 can be answered together; send fewer at once" in refused.remark
+        assert await broker.records("orders") == []
+
+        sent = await broker.send_batch("orders", [(b"", properties)] * 29_789)
+        assert (0, 29_789) == (sent.code, sent.read(SendReply).message_id.count(",") + 1)
+
+
 async def test_a_message_with_a_delay_level_waits_elsewhere(broker: Caller) -> None:
     """I1: the answer names the queue that it was sent to, as RocketMQ's does. (The first send is not the short way.)"""
     replies = [

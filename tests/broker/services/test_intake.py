@@ -52,6 +52,7 @@ def store_batch(under_test: Intake, body: bytes) -> PlacedBatch:
         0,
         lambda: [(0, body, b"")],
         sent=None,
+        count_max=1,
         born_time_ms=0,
         born_host=HOST,
         sysflag=0,

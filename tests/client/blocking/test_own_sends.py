@@ -497,7 +497,9 @@ async def test_a_line_that_the_broker_has_closed_costs_nothing() -> None:
                     asyncio.run_coroutine_threadsafe(_abort(noting.peers[-1]), loop).result(60)
                     connection = line.connection
                     assert connection is not None
-                    select.select([connection._socket], [], [])
+                    ready = select.poll()
+                    ready.register(connection._socket, select.POLLIN)
+                    ready.poll()
                     before = len(noting.peers)
                     # With a fixed queue, nothing is tried twice.
                     assert SendStatus.OK is producer.send(order(), queue=queue).status

@@ -134,9 +134,10 @@ def test_a_directory_that_is_no_lake_is_refused(tmp_path: Path) -> None:
     state.write_text(whole.replace('"format":1', '"format":2'))
     with pytest.raises(ConfigError, match="has format 2, and this version of TernMQ writes 1"):
         Lake.at(tmp_path / "lake")
-    state.write_text(whole[:-5])
-    with pytest.raises(CorruptFile, match=r"state.json cannot be read .*; restore it from a backup"):
-        Lake.at(tmp_path / "lake")
+    for damaged in (whole[:-5].encode(), b'{"a\xe7":1}', b'{"format":1,"a":' + b"[" * 100_000):
+        state.write_bytes(damaged)
+        with pytest.raises(CorruptFile, match=r"state.json cannot be read .*; restore it from a backup"):
+            Lake.at(tmp_path / "lake")
 
 
 @pytest.mark.parametrize("scheme", ["file:", "file://"])

@@ -60,11 +60,14 @@ def test_notes_are_dropped_when_the_log_forgets(tmp_path: Path) -> None:
     assert not again.is_deleted("a", 0)
 
 
-def test_a_note_that_cannot_be_read_is_no_reason_to_stop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """C8."""
+@pytest.mark.parametrize("data", [b"\xff{", b'{"a\xe7":100}', b'{"a":"b"}', b"[" * 100_000])
+def test_a_note_that_cannot_be_read_is_no_reason_to_stop(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, data: bytes
+) -> None:
+    """C8: a byte that is no text, too."""
     with quiet_store(small_config(tmp_path)) as store:
         store.put(draft())
-    (tmp_path / "deletedTopics.json").write_bytes(b"\xff{")
+    (tmp_path / "deletedTopics.json").write_bytes(data)
     with caplog.at_level(logging.WARNING), quiet_store(small_config(tmp_path)) as store:
         assert [b"hello"] == bodies(store)
     assert "deleted topics are not known" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import struct
@@ -419,3 +420,13 @@ def test_every_finding_says_what_it_costs(root: Path) -> None:
         return bool(fault.kind and fault.path and fault.what and fault.cost and (fault.cure or fault.is_note))
 
     assert all(is_complete(fault) for fault in verify(root).findings)
+
+
+def test_who_has_looked_keeps_no_file_open(root: Path) -> None:
+    """C11: Spark's driver looks again and again, and each look left a descriptor for each queue."""
+    gc.collect()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        assert [] == verify(root).faults
+    gc.collect()
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before

@@ -23,7 +23,7 @@ from ternmq.store.derived import follower, index
 from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.log.draft import Draft
 from ternmq.store.log.protocol import Log
-from ternmq.store.log.run import PackedRun, PackingRoom, RunPacker
+from ternmq.store.log.run import PackedRun, PackingRoom, RunPacker, SealedRun
 from ternmq.store.store import MessageStore
 from ternmq.transaction import ops
 from ternmq.transaction.ops import OpWriter
@@ -195,6 +195,13 @@ def sends_of(choose: random.Random, count: int) -> list[tuple[SendMessageV2, byt
 @pytest.mark.parametrize("seed", range(6))
 def test_a_store_that_takes_runs_has_what_one_that_takes_each_send_has(tmp_path: Path, kind: str, seed: int) -> None:
     """C1, C2, C4, C5: records are confirmed or taken back anywhere, topics are deleted, files end."""
+    together = check_same_life(tmp_path, kind, seed)
+    assert together.in_runs > 100
+    assert together.packed > 40
+
+
+def check_same_life(tmp_path: Path, kind: str, seed: int) -> Node:
+    """The store that has kernels pack has the same files at the end; how much they packed depends on the seed."""
     choose = random.Random(seed)
     nodes = together, alone = pair(tmp_path, kind)
     with (
@@ -203,13 +210,12 @@ def test_a_store_that_takes_runs_has_what_one_that_takes_each_send_has(tmp_path:
     ):
         # Pure Python for the one that is the reference: it is asked first.
         _live(nodes, choose)
-    assert together.in_runs > 100
-    assert together.packed > 40
     assert not alone.in_runs + alone.packed
     assert files(together.root / "consumequeue") == files(alone.root / "consumequeue")
     for name in ("commitlog", "dledger-n0"):
         assert files(together.root / name) == files(alone.root / name)
     assert [*files(together.root / "index").values()] == [*files(alone.root / "index").values()]
+    return together
 
 
 def put_of(what: str, choose: random.Random) -> Callable[[Node], list[tuple[int, int]]]:
@@ -367,6 +373,22 @@ def test_a_batch_with_very_many_keys_does_not_wait_as_index_entries(tmp_path: Pa
             assert store.put_packed(lambda room: packed_op(room, keys=bytes(60_000)), answers_at_once=False)
             assert store.put_batch("orders", 0, unpack_messages(data), born_time_ms=5, born_host=BORN)
             store.confirm(store.written)
+
+
+def test_sends_with_very_many_keys_do_not_wait_as_index_entries(tmp_path: Path) -> None:
+    """C4, P2: thousands of them may wait for a majority, bounded by the bytes of their records."""
+    header = SendMessageV2(topic="orders", queue_id=0, properties="KEYS\x01" + "k " * 5_000 + "\x02UNIQ_KEY\x01A1\x02")
+    for kind in LOGS:
+        together, alone = pair(tmp_path / kind, kind)
+        placed = []
+        for node in (together, alone):
+            node.store.put(draft("orders", 0))
+            placed.append(node.send([(header, b"one"), (header, b"two")]))
+            assert not any(isinstance(each, SealedRun) for each in node.store._pending._facts)
+            node.store.confirm(node.store.written)
+            node.store.close()
+        assert placed[0] == placed[1]
+        assert [*files(together.root / "index").values()] == [*files(alone.root / "index").values()]
 
 
 def test_a_run_behind_the_deletion_of_its_topic_belongs_to_the_new_topic(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from ternmq.net.runs import code_of
 from ternmq.transaction.runs import TransactionForms
 from ternmq.wire import properties as props
 from ternmq.wire.codes import FLAG_ONEWAY, JSON, RequestCode, ResponseCode
-from ternmq.wire.frame import FrameDecoder
+from ternmq.wire.frame import HEADER_BYTES_MAX, FrameDecoder
 from ternmq.wire.header import Reply, Request, Response
 from ternmq.wire.requests import SendBack, SendFields, SendReply
 from ternmq.wire.template import ReplyTemplate
@@ -30,6 +30,8 @@ from ternmq.wire.template import ReplyTemplate
 if TYPE_CHECKING:
     from ternmq._native import Sends
 
+#: What a reply to a batch has beside the ids of its messages.
+_BESIDE_IDS_BYTES: Final = 64 * 1024
 #: What is told to the sender of a message whose fate is open, beside the codes that say it by themselves.
 _UNSURE: Final[dict[int, str]] = {
     ResponseCode.SYSTEM_ERROR: "no majority of the Raft group has the message yet; it may still be stored. Send again",
@@ -42,6 +44,8 @@ class SendReplies:
 
     def __init__(self, config: BrokerConfig, *, store_host: bytes) -> None:
         self._id_prefix = store_host.hex().upper()
+        #: So many messages a batch can have: their ids stand in the header of the reply, joined by commas.
+        self.ids_max: Final = (HEADER_BYTES_MAX - _BESIDE_IDS_BYTES) // len(f"{self.message_id(0)},")
         self.apply(config)
 
     def apply(self, config: BrokerConfig) -> None:
@@ -156,7 +160,7 @@ class SendHandlers:
         return Reply() if later is None else _when_stored(later)
 
     def _send_batch(self, peer: Peer, request: Request[Any], header: SendFields) -> Reply | None:
-        placed, queue_id, waits = self._sending.send_batch(peer, header, request.body)
+        placed, queue_id, waits = self._sending.send_batch(peer, header, request.body, count_max=self._replies.ids_max)
         ids = self._replies.message_ids(placed.log_offsets)
         unique_key = props.find(header.properties or "", Property.UNIQUE_KEY)
         reply = self._replies.header(ids, queue_id, placed.queue_offset, unique_key)

@@ -87,6 +87,7 @@ class Intake:
         parcels: Callable[[], Sequence[BatchPart]],
         *,
         sent: bytes | None,
+        count_max: int,
         born_time_ms: int,
         born_host: bytes,
         sysflag: int,
@@ -94,7 +95,8 @@ class Intake:
     ) -> PlacedBatch:
         """Make records of messages of one queue, with consecutive queue offsets: all, or none. Raises as ``store``.
 
-        ``sent`` is the batch as it came, if all is plain in it; ``parcels`` takes it apart if that is needed.
+        ``sent`` is the batch as it came, if all is plain in it; ``parcels`` takes it apart if that is needed, as it is
+        for more messages than ``count_max``.
         Redirects do not see them: a batch is neither delayed nor part of a transaction (E6).
         """
         if self.safety.is_guarded:
@@ -106,6 +108,7 @@ class Intake:
                     topic,
                     queue_id,
                     sent,
+                    count_max=count_max,
                     born_time_ms=born_time_ms,
                     born_host=born_host,
                     sysflag=sysflag,

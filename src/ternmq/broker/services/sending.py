@@ -332,9 +332,11 @@ class Sending:
             halves += count
         return placed.next, placed.replies, placed.next - first - halves
 
-    def send_batch(self, origin: Origin, command: SendFields, body: Buffer) -> tuple[PlacedBatch, int, bool]:
+    def send_batch(
+        self, origin: Origin, command: SendFields, body: Buffer, *, count_max: int
+    ) -> tuple[PlacedBatch, int, bool]:
         """Store the messages of a batch: all, or none. Where they lie, their queue, and whether to wait for
-        ``when_safe``. Raises as ``send``."""
+        ``when_safe``. Raises as ``send``, also for more messages than ``count_max``."""
         topic = command.topic
         queue_id = self._choose_queue(command, self._topic_for(command, origin), origin)
         if topic.startswith(names.RETRY_PREFIX):
@@ -347,8 +349,9 @@ class Sending:
         placed = self._intake.store_batch(
             topic,
             queue_id,
-            lambda: self._parcels(data, is_plain=is_plain),
+            lambda: self._parcels(data, is_plain=is_plain, count_max=count_max),
             sent=data if is_plain else None,
+            count_max=count_max,
             born_time_ms=command.born_time_ms,
             born_host=origin.host,
             sysflag=command.sysflag & _PLAIN,
@@ -361,7 +364,7 @@ class Sending:
         )
         return placed, queue_id, waits
 
-    def _parcels(self, data: bytes, *, is_plain: bool) -> list[BatchPart]:
+    def _parcels(self, data: bytes, *, is_plain: bool, count_max: int) -> list[BatchPart]:
         """The messages of a batch, with the properties to store."""
         try:
             parcels = unpack_messages(data)
@@ -369,6 +372,11 @@ class Sending:
             raise MessageIllegal(str(error)) from None
         if not parcels:
             raise MessageIllegal("the batch is empty; send at least one message")
+        if len(parcels) > count_max:
+            raise MessageIllegal(
+                f"the batch has {len(parcels)} messages, at most {count_max} can be answered together; send fewer at "
+                "once"
+            )
         for number, (flag, content, properties) in enumerate(parcels):
             at = properties.find(_UNIQUE_KEY_DATA) if is_plain else -1
             # The short way: a unique key with a value. Clients before 5.2 leave the last pair open. On the long way,

@@ -202,7 +202,7 @@ class Producer:
                     queue = pick(await self._route(message.topic, timeout_ms))
                 return await running.gatherer.add(message, queue, timeout_ms)
         # As ``Sender.deliver``, without a coroutine of its own for each message.
-        receipt: asyncio.Future[SendReceipt] = running.sender.loop.create_future()
+        receipt: asyncio.Future[SendReceipt] = asyncio.get_running_loop().create_future()
         sending = self._begin(message, receipt, queue, selector, timeout_ms)
         try:
             return await receipt

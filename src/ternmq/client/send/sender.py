@@ -34,7 +34,6 @@ class Sender:
 
     def __init__(self, instance: ClientInstance, group: str, config: ProducerConfig, hooks: Sequence[SendHook]) -> None:
         self.instance = instance
-        self.loop = asyncio.get_running_loop()
         self.config = config
         self.hooks = hooks
         self.heads = SendHeads(
@@ -66,7 +65,7 @@ class Sender:
         else the error of the only attempt; ``RouteMissing`` and ``NameServersUnreachable`` when there is nowhere to
         send to.
         """
-        receipt: asyncio.Future[SendReceipt] = self.loop.create_future()
+        receipt: asyncio.Future[SendReceipt] = asyncio.get_running_loop().create_future()
         sending = self.begin(outgoing, receipt, pick, timeout_ms, mode)
         try:
             return await receipt
@@ -100,7 +99,7 @@ class Sender:
         With ``pick``, nothing is retried, whatever ``retry`` says.
         """
         body_bytes = len(outgoing.body)
-        receipt: asyncio.Future[SendReceipt] = self.loop.create_future()
+        receipt: asyncio.Future[SendReceipt] = asyncio.get_running_loop().create_future()
         sending = OngoingSend(
             self, outgoing, _ASYNC, retry if pick is None else _NO_RETRY, receipt, pick=pick, timeout_ms=timeout_ms
         )

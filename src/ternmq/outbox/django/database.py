@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
@@ -20,6 +21,8 @@ from ternmq.side_threads import SideThreads
 T = TypeVar("T")
 
 _VALUE: Final = re.compile(r":(\w+)")
+#: Before the second attempt, then twice as long each time: five seconds in all.
+_PAUSE_S: Final = 0.01
 
 
 def executing(connection: BaseDatabaseWrapper) -> Execute:
@@ -70,13 +73,17 @@ class DjangoDatabase:
                     return work(executing(connection))
             except Error as error:
                 if left and is_conflict(error.__cause__):
+                    if self.table.dialect is Dialect.SQLITE:
+                        # It does not wait where this transaction has read, and another one has written.
+                        time.sleep(_PAUSE_S * 2 ** (CONFLICTS_MAX - 1 - left))
                     continue
-                self._check_exists()
+                self.check_exists_if_possible()
                 connection.close()
                 raise self.failed(error) from error
         raise AssertionError("the last attempt returns or raises")
 
-    def _check_exists(self) -> None:
+    def check_exists_if_possible(self) -> None:
+        """As ``check_exists``, but nothing if the database cannot tell."""
         with contextlib.suppress(Error):
             self.check_exists()
 

@@ -81,12 +81,13 @@ class DjangoOutbox:
                 self._insert(process, database, entries, relay)
             else:
                 # The first time anything may be wrong with the table. A failed statement must not end the transaction.
-                database.check_exists()
+                # The table is not looked for in front: SQLite refuses a write behind a read while others write.
                 with transaction.atomic(using=using):
                     self._insert(process, database, entries, relay)
                 self._proven.add(using)
         except Error as error:
             self._proven.discard(using)
+            database.check_exists_if_possible()
             raise database.failed(error) from error
         return [entry.message_id for entry in entries]
 

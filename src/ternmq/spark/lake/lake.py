@@ -282,7 +282,7 @@ class Lake:
                     f"{FORMAT}; use the version that made it, or a new directory"
                 )
             return msgspec.json.decode(raw, type=_LakeState)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise CorruptFile(
                 f"{path} cannot be read ({error}); its data files are whole, but what they hold is not known; "
                 "restore it from a backup, or archive into a new directory",

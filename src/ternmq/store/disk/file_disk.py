@@ -292,7 +292,13 @@ class DescriptorFile:
                     begin += os.pwrite(self._fd, _ZEROS[: at - begin], begin)
 
     def close(self) -> None:
-        os.close(self._fd)
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        # Who only looks at a store closes nothing.
+        self.close()
 
 
 def _next_data(fd: int, at: int) -> int | None:

@@ -37,7 +37,7 @@ class DeletedTopics:
             return
         try:
             self._ends = msgspec.json.decode(data, type=dict[str, int])
-        except msgspec.DecodeError as error:
+        except ValueError as error:  # msgspec's errors, and invalid UTF-8
             log.warning("deleted topics are not known", extra={"path": str(self._path), "error": str(error)})
 
     def add(self, topics: Iterable[str], *, log_end: int, log_min: int) -> None:

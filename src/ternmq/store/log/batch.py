@@ -150,11 +150,13 @@ class BatchWriter:
         born_host: bytes,
         sysflag: int = 0,
         more_properties: bytes = b"",
+        count_max: int | None = None,
     ) -> PlacedBatch | None:
         """``put`` for a batch as it was sent (``wire.batch``), whose messages have nothing special in their properties.
 
         None if ``put`` must decide, and nothing was stored: no kernel, a log that is shut, other queues than plain
-        ones, messages without a unique key, or with so many keys that they should not wait. Raises as ``put``.
+        ones, messages without a unique key, with so many keys that they should not wait, or more than ``count_max``.
+        Raises as ``put``.
         """
         if not HAS_NATIVE:
             return None
@@ -195,6 +197,8 @@ class BatchWriter:
         queue_offset = queue.assigned
         log_offsets, added, keys = made
         log_end = added[1]
+        if count_max is not None and len(log_offsets) > count_max:
+            return None
         if not may_wait(self._log, keys, log_end - log_offsets[0]):
             return None
         self._log.seal(log_end, store_time_ms)

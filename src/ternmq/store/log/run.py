@@ -205,6 +205,8 @@ class RunWriter:
         if made is None:
             return None
         number, end_offset, last_offset, parts, counts, keys, replies, ends = made
+        if not may_wait(self._log, keys, end_offset - log_offset):
+            return None
         self._log.seal(end_offset, store_time_ms)
         self._dispatch(SealedRun(parts, keys, last_offset, end_offset, store_time_ms))
         if self._is_sync:
