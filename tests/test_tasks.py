@@ -8,7 +8,7 @@ from threading import Event
 
 import pytest
 
-from ternmq.tasks import Tasks, to_its_end
+from ternmq.tasks import Tasks, contained, to_its_end
 
 
 async def test_leaving_the_block_ends_every_task() -> None:
@@ -97,3 +97,15 @@ async def test_what_a_thread_raises_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         await to_its_end(lambda: 1 // 0)
     assert 1 == await to_its_end(lambda: 1)
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, asyncio.CancelledError])
+async def test_what_would_end_a_loop_is_an_error_of_the_function_in_its_thread(error: type[BaseException]) -> None:
+    def end(_: str) -> int:
+        raise error
+
+    with pytest.raises(RuntimeError, match=rf"end at .* raised {error.__name__}\(\)"):
+        await asyncio.to_thread(contained(end), "x")
+    with pytest.raises(ValueError, match="x"):
+        await asyncio.to_thread(contained(int), "x")
+    assert 1 == await asyncio.to_thread(contained(int), "1")

@@ -7,6 +7,7 @@ is raised as it is, not inside an ``ExceptionGroup``: an application's ``except 
 one of its own.
 
 A thread cannot be cancelled. ``to_its_end`` is for one that uses what its caller gives back when it is cancelled.
+``contained`` is for functions of applications that are awaited from a loop and called in a thread.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import contextlib
 import logging
 from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
 log = logging.getLogger(__name__)
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -89,3 +91,18 @@ async def to_its_end(function: Callable[[], T], *, undo: Callable[[T], object] =
                 # The caller is cancelled, whatever else happens.
                 log.warning("a call that was not waited for any more has failed: %s", error)
         raise
+
+
+def contained(function: Callable[P, T]) -> Callable[P, T]:
+    """``function`` for a thread of ours. A SystemExit there is for nobody, but raised to the task that awaits the
+    thread, it would end the loop; and a cancellation would end the task. Both become a ``RuntimeError``."""
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except Exception:
+            raise
+        except BaseException as error:
+            raise RuntimeError(f"{function!r} raised {error!r}") from error
+
+    return call

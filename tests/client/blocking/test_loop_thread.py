@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import signal
 import sys
 import threading
@@ -127,6 +128,27 @@ class Begun:
 
     def abandon(self) -> None:
         self.abandoned.set()
+
+
+def test_a_call_is_not_made_for_a_future_that_was_cancelled_before(thread: LoopThread) -> None:
+    made: list[int] = []
+    may_go_on = threading.Event()
+
+    def call() -> asyncio.Future[int]:
+        made.append(1)
+        raise ValueError("why")
+
+    def hold() -> None:
+        assert may_go_on.wait(60)
+
+    thread.call_soon(hold)
+    cancelled, other = thread.start(call), thread.start(call)
+    assert cancelled.cancel()
+    may_go_on.set()
+    with pytest.raises(ValueError, match="why"):
+        other.result(60)
+    assert [1] == made
+    assert {cancelled, other} == concurrent.futures.wait([cancelled, other], 60).done
 
 
 def test_a_wait_ends_with_what_the_loop_gives(thread: LoopThread) -> None:

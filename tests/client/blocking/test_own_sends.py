@@ -637,6 +637,24 @@ def test_a_forked_process_has_no_part_in_a_line(cluster: EmbeddedCluster) -> Non
     assert (0, "not in the child\nSEND_OK False\nSEND_OK True\n") == (done.returncode, done.stdout), done.stderr
 
 
+def test_a_forked_process_leaves_the_block_as_it_wants(cluster: EmbeddedCluster) -> None:
+    """B2: the client is its parent's, and goes on there."""
+    done = run(
+        _OPEN
+        + """
+        with SyncProducer("shop", name_servers=sys.argv[1]) as producer:
+            open_line(producer)
+            child = os.fork()
+            if not child:
+                sys.exit(7)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            print(producer.send(Message("orders", b"x")).status.value)
+        """,
+        cluster.name_servers,
+    )
+    assert (0, "7\nSEND_OK\n", "") == (done.returncode, done.stdout, done.stderr)
+
+
 async def test_an_interrupt_ends_the_wait_for_an_answer_and_the_line() -> None:
     """E1: a late answer must not be the next one's."""
     async with noted() as (cluster, noting):

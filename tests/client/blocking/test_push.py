@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from ternmq.client.blocking.loop_thread import LoopThread
 from ternmq.client.blocking.producer import SyncProducer
 from ternmq.client.blocking.pull import SyncPullConsumer
 from ternmq.client.blocking.push import SyncPushConsumer
+from ternmq.client.consume.claimed import Claimed
 from ternmq.client.consume.listener import ConsumeContext, ConsumeResult
 from ternmq.client.consume.offsets import StartPosition
 from ternmq.embedded import EmbeddedCluster
@@ -150,3 +155,28 @@ def test_use_outside_the_block_is_refused() -> None:
         push.ready()
     with pytest.raises(NotRunning, match="with` block"):
         SyncPullConsumer("audit", name_servers="127.0.0.1:1").queues("orders")
+
+
+def test_what_an_interrupted_loop_did_not_get_is_not_done(
+    cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F1: although the loop goes on, as one does whose waiting is limited by a signal."""
+    taken: list[Claimed] = []
+    run = LoopThread.run
+
+    def interrupted(thread: LoopThread, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        taken.append(run(thread, coroutine))
+        raise KeyboardInterrupt
+
+    consumer = SyncPushConsumer("interrupted", name_servers=cluster.name_servers, start=FIRST)
+    consumer.subscribe("interrupting")
+    with consumer:
+        messages = iter(consumer)
+        with monkeypatch.context() as patch:
+            patch.setattr(messages, "_thread", SimpleNamespace(run=partial(interrupted, messages._thread)))
+            send(cluster, "interrupting", 1)
+            with pytest.raises(KeyboardInterrupt):
+                next(messages)
+        send(cluster, "interrupting", 1)
+        assert next(messages) is not taken[0]
+        assert not taken[0].is_settled

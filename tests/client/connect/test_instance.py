@@ -128,6 +128,17 @@ async def test_no_name_server_is_an_error_that_names_all_of_them() -> None:
             await instance.routes.of("orders")
 
 
+async def test_a_broker_in_the_place_of_a_name_server_is_an_error_that_says_so() -> None:
+    """A6."""
+    async with (
+        scripted_cluster() as cluster,
+        ClientInstance(ClientConfig(cluster.broker.address)) as instance,
+    ):
+        expected = f"{cluster.broker.address} is no name server, it may be a broker .*; give the address of a name"
+        with pytest.raises(RequestNotSupported, match=expected):
+            await instance.routes.of("orders")
+
+
 async def test_callers_share_one_connection() -> None:
     """B2."""
     async with scripted_cluster() as cluster, ClientInstance(ClientConfig(cluster.name_servers)) as instance:

@@ -11,6 +11,7 @@ import pytest
 from ternmq.client.config import ClientConfig
 from ternmq.client.connect.instance import ClientInstance
 from ternmq.client.consume.acks import SPAN_MAX, Acks, PopAck, batched, single
+from ternmq.errors import MessageIllegal
 from ternmq.net.gate import ANY_CALLER
 from ternmq.net.lanes import LaneConfig
 from ternmq.net.peer import Peer, Route
@@ -76,6 +77,8 @@ class Broker:
         self.taken: list[list[int]] = []
         self.may_answer = asyncio.Event()
         self.may_answer.set()
+        #: What it refuses: a queue offset, or a start offset in a batch.
+        self.illegal: int | None = None
         self.address = ""
 
     def routes(self) -> dict[int, Route]:
@@ -97,11 +100,15 @@ class Broker:
     async def _ack(self, _: Peer, request: Request[AckMessage]) -> Reply:
         self.taken.append([request.fields.queue_offset])
         await self.may_answer.wait()
+        if self.illegal in self.taken[-1]:
+            raise MessageIllegal("no such queue")
         return Reply()
 
     async def _batch(self, _: Peer, request: Request[Any]) -> Reply:
         self.taken.append([one.start_offset for one in decode(request.body, BatchAcks).acks])
         await self.may_answer.wait()
+        if self.illegal in self.taken[-1]:
+            raise MessageIllegal("no such queue")
         return Reply()
 
 
@@ -140,3 +147,18 @@ async def test_acks_that_fail_are_logged_and_forgotten(broker: Broker, caplog: p
     (warning,) = caplog.messages
     assert warning.endswith("; they will be delivered again")
     assert [] == broker.taken
+
+
+async def test_an_ack_that_is_refused_takes_no_others_with_it(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    """F9: its queue may be gone."""
+    broker.illegal = 1
+    far = ack(SPAN_MAX, start=0)
+    async with ClientInstance(ClientConfig(broker.address)) as instance, Tasks() as tasks:
+        await instance.routes.of("orders")
+        acks = Acks(instance, "g", tasks)
+        for one in (ack(1, start=1), ack(2, start=2), far):
+            acks.add(one)
+        await acks.idle(20_000)
+    assert ([[1, 2], [SPAN_MAX]] if broker.batches else [[1], [2], [SPAN_MAX]]) == broker.taken
+    (warning,) = caplog.messages
+    assert f"cannot acknowledge {2 if broker.batches else 1} messages of group g on broker-a" in warning

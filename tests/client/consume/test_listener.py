@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -93,11 +94,12 @@ def test_a_result_means_what_it_says(value: object, result: ConsumeResult, error
     assert error is (None if context.error is None else type(context.error))
 
 
-def test_an_error_means_again() -> None:
-    """F1."""
+@pytest.mark.parametrize("error", [ValueError, SystemExit, asyncio.CancelledError])
+def test_an_error_means_again(error: type[BaseException]) -> None:
+    """F1: also one that would end the thread."""
 
     def raises(_: object) -> None:
-        raise ValueError("no")
+        raise error
 
     context = context_of(3)
     BoundListener(raises, single=False).call(context)

@@ -128,6 +128,57 @@ async def test_a_message_that_fails_is_tried_again_in_place(cluster: EmbeddedClu
     assert [(body, times) for body in numbered(2) for times in range(3)] == tries
 
 
+@pytest.mark.parametrize("kind", ["async", "plain"])
+async def test_a_listener_that_ends_its_task_or_thread_has_only_failed(
+    cluster: EmbeddedCluster, producer: Producer, kind: str
+) -> None:
+    """F2: by a cancellation, which some libraries leave behind, or a SystemExit."""
+    tries: list[tuple[str, int]] = []
+
+    async def listener(message: ReceivedMessage) -> None:
+        tries.append((message.body.decode(), message.reconsume_times))
+        if message.queue_offset == 1 and not message.reconsume_times:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(0)
+
+    def plain(message: ReceivedMessage) -> None:
+        tries.append((message.body.decode(), message.reconsume_times))
+        if message.queue_offset == 1 and message.reconsume_times < 2:
+            raise (SystemExit, asyncio.CancelledError)[message.reconsume_times]
+
+    await fill(producer, 3, queues=1)
+    config = replace(ORDERLY, threads=1, orderly_retry_ms=10)
+    async with consumer_of(cluster, listener if kind == "async" else plain, config):
+        await eventually(lambda: len(tries) == (4 if kind == "async" else 5))
+    first, second, third = numbered(3)
+    again = [(second, 1)] if kind == "async" else [(second, 1), (second, 2)]
+    assert [(first, 0), (second, 0), *again, (third, 0)] == tries
+
+
+async def test_a_call_for_which_there_was_no_thread_is_made_once(
+    cluster: EmbeddedCluster, producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F2: pools keep it, and would make it beside the one that is made again."""
+    failures, start = 1, threading.Thread.start
+
+    def scarce(thread: threading.Thread) -> None:
+        nonlocal failures
+        if thread.name.startswith("consume-") and failures:
+            failures -= 1
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    seen: list[str] = []
+    await fill(producer, 3, queues=1)
+    monkeypatch.setattr(threading.Thread, "start", scarce)
+    config = replace(ORDERLY, orderly_retry_ms=10)
+    async with consumer_of(cluster, lambda message: seen.append(message.body.decode()), config):
+        await eventually(lambda: len(seen) >= 3)
+    assert (0, numbered(3)) == (failures, seen)
+
+
 async def test_after_the_last_attempt_a_message_is_a_dead_letter_and_the_next_has_its_turn(
     cluster: EmbeddedCluster, producer: Producer
 ) -> None:

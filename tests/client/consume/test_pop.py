@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, suppress
+from typing import Any
 
 import pytest
 
@@ -392,6 +393,39 @@ async def test_hanging_listeners_do_not_stop_the_popping(cluster: EmbeddedCluste
     async with consumer_of(cluster, listener, config=config):
         await eventually(lambda: {*seen.seen} == {"first", "second"})
         hang.set()
+
+
+@pytest.mark.parametrize("kind", ["listener", "loop"])
+async def test_what_waits_for_a_slow_application_is_bounded_also_when_its_time_is_over(
+    cluster: EmbeddedCluster, producer: Producer, kind: str
+) -> None:
+    """M2: each invisible time brought as much as may be unsettled, and each message came nearer to its end as a dead
+    letter, without having been seen."""
+    await send(producer, *numbered(20))
+    seen = Collector()
+    go_on = asyncio.Event()
+
+    async def work(message: ReceivedMessage) -> None:
+        await seen(message)
+        await go_on.wait()
+
+    async def loop(consumer: PopConsumer) -> None:
+        async for message in consumer:
+            await work(message)
+
+    config = PopConfig(threads=1, unsettled_max=4, count_max=2, invisible_ms=SHORT_MS)
+    async with consumer_of(cluster, work if kind == "listener" else None, config=config) as consumer:
+        looping = asyncio.create_task(loop(consumer)) if kind == "loop" else None
+        await seen.wait(1)
+        await asyncio.sleep(5 * SHORT_MS / 1000)
+        outlet: Any = core_of(consumer).outlet
+        # One of the first four is being worked on, and has made room for one pop.
+        assert 5 == len(outlet._waiting if looping else outlet._workers._waiting)
+        go_on.set()
+        await eventually(lambda: {*numbered(20)} == {*seen.seen})
+    assert 2 >= max(message.reconsume_times for message in seen.messages)
+    if looping is not None:
+        await looping
 
 
 async def test_tags_of_one_hash_are_told_apart(cluster: EmbeddedCluster, producer: Producer) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ternmq.allocation import Averagely
+from ternmq.client.consume import rebalance
 from ternmq.client.consume.push import PushConsumer
 from ternmq.client.consume.rebalance import difference
 from ternmq.errors import refused
@@ -142,6 +144,31 @@ async def test_a_strategy_that_fails_changes_nothing(script: ConsumerScript) -> 
         await script.tell_members_changed("billing")
         await script.wait_for(RequestCode.GET_CONSUMER_LIST_BY_GROUP, asked + 1)
         assert [0, 1, 2, 3] == ids(consumer)
+
+
+async def test_a_strategy_that_returns_nonsense_ends_no_rounds(
+    script: ConsumerScript, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G2."""
+    monkeypatch.setattr(rebalance, "RETRY_S", 0.01)
+    results: list[Any] = []
+
+    class Odd:
+        name = "ODD"
+
+        def allocate(
+            self, own_id: str, queues: Collection[MessageQueue], member_ids: Collection[str]
+        ) -> list[MessageQueue]:
+            return results.pop(0) if results else sorted(queues)[:2]
+
+    consumer = PushConsumer("billing", listener, name_servers=script.address, allocation=Odd())
+    consumer.subscribe("orders")
+    results.append([])
+    async with consumer:
+        results += [[3], ["orders"]]
+        await script.tell_members_changed("billing")
+        await eventually(lambda: [0, 1] == ids(consumer))
+        assert not results
 
 
 async def test_a_topic_that_appears_later_is_taken_up(script: ConsumerScript, monkeypatch: pytest.MonkeyPatch) -> None:

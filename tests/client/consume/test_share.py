@@ -8,13 +8,16 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ternmq.admin import Admin
 from ternmq.client.blocking.share import SyncShareConsumer
+from ternmq.client.consume import source
 from ternmq.client.consume.claimed import Claimed
 from ternmq.client.consume.config import ShareConfig
+from ternmq.client.consume.decode import Inflater
 from ternmq.client.consume.offsets import StartPosition
 from ternmq.client.consume.share import ShareConsumer
 from ternmq.client.consume.share_source import ShareSource
@@ -319,6 +322,31 @@ async def test_a_message_comes_again_after_the_time_that_it_was_given(
     async with consumer_of(cluster, listener):
         _, again = await seen.wait(2)
     assert (b"later", 1, "1") == (again.body, again.reconsume_times, again.properties[Property.DELAY])
+
+
+async def test_what_could_not_be_taken_does_not_keep_others_from_being_confirmed(
+    cluster: EmbeddedCluster, producer: Producer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R2: whatever has gone wrong here, the broker delivers it again."""
+    inflate, failed = Inflater.messages, asyncio.Event()
+
+    async def fail(self: Inflater, *args: Any, **options: Any) -> int:
+        if not failed.is_set():
+            failed.set()
+            raise RuntimeError("can't start new thread")
+        return await inflate(self, *args, **options)
+
+    monkeypatch.setattr(Inflater, "messages", fail)
+    monkeypatch.setattr(source, "ERROR_PAUSE_S", 0.01)
+    large = "large" * 2_000
+    await send(producer, large)
+    seen = Collector()
+    async with consumer_of(cluster, seen):
+        await failed.wait()
+        await send(producer, *numbered(3))
+        assert {large, *numbered(3)} == {*await seen.bodies(4)}
+        while any(count for _, count in (await held(cluster)).values()):
+            await asyncio.sleep(0.01)
 
 
 def test_settings_that_cannot_be_are_refused() -> None:

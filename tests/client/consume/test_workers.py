@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
+import pytest
+
 from ternmq import MessageQueue, ReceivedMessage
+from ternmq.client.consume import workers as workers_module
 from ternmq.client.consume.claimed import Claimed
-from ternmq.client.consume.listener import BoundListener, ConsumeContext
-from ternmq.client.consume.workers import Tasked
+from ternmq.client.consume.listener import BoundListener, ConsumeContext, ConsumeHook, ConsumeResult
+from ternmq.client.consume.workers import Tasked, Threaded
 from ternmq.tasks import Tasks
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
@@ -126,3 +130,64 @@ async def test_more_tasks_start_at_once_when_more_are_allowed_and_those_too_many
             await asyncio.sleep(0)
         await turns()
         assert 0 == workers()
+
+
+async def test_a_listener_that_cancels_its_task_ends_no_others() -> None:
+    """F1: its call has failed, and the next ones are made."""
+    contexts: list[ConsumeContext | None] = []
+    over = asyncio.Event()
+
+    async def listen(_: list[ReceivedMessage]) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        if not contexts:
+            task.cancel()
+        await asyncio.sleep(0)
+
+    def ended(context: ConsumeContext | None) -> None:
+        contexts.append(context)
+        if len(contexts) == 3:
+            over.set()
+
+    class Hook(ConsumeHook):
+        def after_consume(self, context: ConsumeContext) -> None:
+            told.append(context.result)
+
+    told: list[ConsumeResult | None] = []
+    async with Tasks() as tasks:
+        listener = BoundListener(listen, single=False, hooks=[Hook()])
+        tasked = Tasked(listener, Calls().begun, ended, tasks, name="consume", count=1)
+        tasked.put([[]] * 3)
+        await over.wait()
+        assert 1 == workers()
+        results = [ConsumeResult.RETRY, ConsumeResult.SUCCESS, ConsumeResult.SUCCESS]
+        assert results == [one.result for one in contexts if one] == told
+        tasked.close()
+
+
+async def test_calls_wait_while_the_machine_gives_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F1: they are held by their queues, and nobody else would make them."""
+    failures = 3
+    over = asyncio.Semaphore(0)
+
+    class Scarce(threading.Thread):
+        def start(self) -> None:
+            nonlocal failures
+            if failures:
+                failures -= 1
+                raise RuntimeError("can't start new thread")
+            super().start()
+
+    monkeypatch.setattr(workers_module, "Thread", Scarce)
+    monkeypatch.setattr(workers_module, "THREAD_PAUSE_S", 0.01)
+    listener = BoundListener(lambda _: None, single=False)
+    threaded = Threaded(listener, Calls().begun, lambda _: over.release(), name="scarce", count=2)
+    for _ in range(3):
+        threaded.put([[], []])
+    for _ in range(6):
+        await over.acquire()
+    assert 0 == failures
+    threaded.close()
+    threaded.put([[]])
+    await turns()
+    assert over.locked()

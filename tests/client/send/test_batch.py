@@ -129,6 +129,28 @@ def test_batches_are_kept_apart_by_topic_queue_wait_and_time_limit() -> None:
     assert [[0, 5], [1, 6], [2, 7], [3, 8], [4, 9]] == waiters(held.all())
 
 
+def test_messages_of_a_fixed_queue_keep_their_order_whatever_differs_between_them() -> None:
+    """E5, E6: a batch has one time limit, and one ``wait_store_ok``."""
+    held, late, loose = accumulator(), FIXED._replace(timeout_ms=1), FIXED._replace(wait_store_ok=False)
+    assert [[1]] == add(held, 1, key=FIXED)
+    assert [] == add(held, 2, key=late) == add(held, 3, 4, key=loose) == add(held, 5, key=late)
+    for sent, batch in ((FIXED, [2]), (late, [3, 4]), (loose, [5])):
+        held.ended(sent)
+        assert [batch] == ready(held)
+
+
+def test_messages_of_a_fixed_queue_go_one_after_the_other_when_the_producer_closes() -> None:
+    """E5, E6."""
+    held = accumulator(fits=1.5, wait_ms=10)
+    assert [[1]] == add(held, 1, 2, 3, key=FIXED)
+    add(held, 4, 5)
+    assert [[5]] == waiters(held.all())
+    for number in (2, 3):
+        held.ended(FIXED)
+        assert [[number]] == ready(held)
+        assert [] == held.all()
+
+
 def test_what_cannot_be_held_goes_out_and_overtakes_nothing() -> None:
     """E6: bounded, 32 MiB in all."""
     held, other = accumulator(holds=2), KEY._replace(topic="bills")
@@ -200,6 +222,7 @@ def test_each_message_leaves_once_and_in_order(steps: list[tuple[str, int, int]]
             send()
     now_ms += 10
     send()
-    for key in keys:
+    for key in keys[:2]:
         assert [each for each in added if each[0] == key] == [each for each in sent if each[0] == key]
+    assert [each for each in added if each[0].queue] == [each for each in sent if each[0].queue]
     assert [] == held.all()

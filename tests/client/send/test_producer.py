@@ -444,6 +444,21 @@ async def test_a_queue_can_be_named() -> None:
         assert [queues[5], queues[5]] == [receipt.queue for receipt in batch]
 
 
+@pytest.mark.parametrize("auto_batch", [False, True])
+@pytest.mark.parametrize("chosen", [None, 3])
+async def test_a_selector_that_returns_no_queue_is_an_error_of_its_send(chosen: Any, auto_batch: bool) -> None:
+    """E5, E6: not of others, and no send to any queue."""
+    config = ProducerConfig(auto_batch=auto_batch)
+    async with scripted_cluster() as cluster, producing(cluster, config) as producer:
+        await producer.send(order())
+        ends = await asyncio.gather(
+            producer.send(order(1), selector=lambda _, __: chosen), producer.send(order(2)), return_exceptions=True
+        )
+        assert [TypeError, SendReceipt] == [type(end) for end in ends]
+        assert f"the selector returned {chosen}: expected one of the queues that it was given" == str(ends[0])
+        assert 2 == len(cluster.broker.sends)
+
+
 async def test_an_ordered_send_is_not_retried() -> None:
     """E5: another queue would break the order."""
     async with scripted_cluster(*two_brokers()) as cluster, producing(cluster) as producer:
@@ -558,6 +573,18 @@ async def test_what_is_on_its_way_is_bounded() -> None:
             producer.send_nowait(Message("orders", b"x" * 60))
         await first
         await producer.send_nowait(Message("orders", b"x" * 60))
+
+
+async def test_automatic_batches_bound_what_is_sent_without_waiting_and_nothing_else() -> None:
+    """B2, E6: ``send_nowait`` raises at once, as without batches; who awaits a send is held back by that."""
+    config = ProducerConfig(auto_batch=True, async_bytes_max=1_000, auto_batch_total_bytes=2_000)
+    async with scripted_cluster() as cluster, producing(cluster, config) as producer:
+        await asyncio.gather(*(producer.send(Message("orders", b"x" * 100)) for _ in range(100)))
+        first = producer.send_nowait(Message("orders", b"x" * 600))
+        with pytest.raises(TooManyCalls, match="await some of their futures first"):
+            producer.send_nowait(Message("orders", b"x" * 600))
+        await first
+        await producer.send_nowait(Message("orders", b"x" * 600))
 
 
 async def test_a_one_way_send_asks_for_no_answer() -> None:
@@ -749,6 +776,50 @@ async def test_an_illegal_message_does_not_take_others_with_it() -> None:
         assert [SendReceipt, MessageIllegal, SendReceipt] == [type(end) for end in ends]
         codes = [RequestCode.SEND_BATCH_MESSAGE, *[RequestCode.SEND_MESSAGE_V2] * 3]
         assert codes == [request.code for request in cluster.broker.requests]
+
+
+async def test_messages_that_go_alone_after_their_batch_have_what_is_left_of_its_time() -> None:
+    """E1, E6: a broker that stays silent then keeps no sender for longer than it asked for."""
+    config = ProducerConfig(auto_batch=True, send_timeout_ms=300, retries=0)
+    async with scripted_cluster() as cluster, producing(cluster, config) as producer:
+        await producer.send(order(), timeout_ms=60_000)
+        cluster.broker.answers.append(MessageIllegal("one is bad"))
+        cluster.broker.answers.extend([None] * 20)
+        ends = await asyncio.gather(*(producer.send(order(number)) for number in range(20)), return_exceptions=True)
+        assert {CallTimeout} == {type(end) for end in ends}
+        assert 3 == len(cluster.broker.sends)
+
+
+async def test_messages_of_one_queue_leave_a_closing_producer_in_their_order() -> None:
+    """E5, E6: none of them is overtaken when a batch is refused, and each of its messages goes alone."""
+    config = ProducerConfig(auto_batch=True, auto_batch_wait_ms=60_000)
+    async with scripted_cluster() as cluster:
+        async with producing(cluster, config) as producer:
+            queue = (await producer.queues("orders"))[0]
+            cluster.broker.answers.append(MessageIllegal("one is bad"))
+            sent = [
+                producer.send_nowait(order(number), queue=queue, timeout_ms=60_000 + number // 2) for number in range(6)
+            ]
+        assert [0, 1, 2, 3, 4, 5] == [future.result().queue_offset for future in sent]
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+async def test_whatever_goes_wrong_with_an_automatic_batch_is_told_to_its_senders(
+    calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E6: nobody else would."""
+    left = [InvalidMessage("one is bad"), *[ValueError("a defect")] * 3][2 - calls :]
+
+    def fail(*_: Any) -> Any:
+        raise left.pop(0)
+
+    async with scripted_cluster() as cluster, producing(cluster, ProducerConfig(auto_batch=True)) as producer:
+        await producer.send(order())
+        with monkeypatch.context() as patch:
+            patch.setattr(producer._now_running().gatherer, "_send", fail)
+            ends = await asyncio.gather(*(producer.send(order(number)) for number in range(2)), return_exceptions=True)
+        assert {ValueError} == {type(end) for end in ends}
+        assert SendStatus.OK is (await producer.send(order())).status
 
 
 async def test_messages_gather_while_others_are_on_their_way() -> None:

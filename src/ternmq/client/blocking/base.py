@@ -14,6 +14,7 @@ from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from ternmq.client.blocking.loop_thread import LoopThread, loop_thread
 from ternmq.errors import NotRunning
+from ternmq.tasks import contained
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -60,6 +61,9 @@ class SyncClient(Generic[A]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         thread, self._thread = self._open_thread(), None
+        if not thread.is_of_this_process:
+            # A forked one leaves the block with what it does itself, its exit code say: the client is its parent's.
+            return
         thread.run(self._async.__aexit__(kind, error, trace))
 
     def _open_thread(self) -> LoopThread:
@@ -90,7 +94,7 @@ def in_thread(listener: Callable[P, Awaitable[None] | None]) -> Callable[P, Awai
     """Have a plain listener called in a thread, where it may block; what an ``async`` one gives runs on the loop."""
 
     async def listen(*args: P.args, **kwargs: P.kwargs) -> None:
-        result = await asyncio.to_thread(listener, *args, **kwargs)
+        result = await asyncio.to_thread(contained(listener), *args, **kwargs)
         if result is not None:
             await result
 

@@ -78,14 +78,20 @@ class LoopThread:
             result.begin(begin, self._waiting)
 
     def start(self, call: Callable[[], asyncio.Future[T]]) -> Future[T]:
-        """Make a call on the loop that gives a future there, and return one for threads."""
+        """Make a call on the loop that gives a future there, and return one for threads. If that is cancelled before
+        the loop has its turn, the call is not made."""
         result: Future[T] = Future()
 
         def begin() -> None:
+            if result.cancelled():
+                # Tells those who wait for it.
+                result.set_running_or_notify_cancel()
+                return
             try:
                 inner = call()
             except Exception as error:
-                result.set_exception(error)
+                if result.set_running_or_notify_cancel():
+                    result.set_exception(error)
             else:
                 inner.add_done_callback(settle)
 
@@ -120,8 +126,12 @@ class LoopThread:
         self._usable_loop()
 
     @property
+    def is_of_this_process(self) -> bool:
+        return self.pid == os.getpid()
+
+    @property
     def is_usable(self) -> bool:
-        return self.pid == os.getpid() and self._loop is not None
+        return self.is_of_this_process and self._loop is not None
 
     def _usable_loop(self) -> asyncio.AbstractEventLoop:
         loop = self._loop

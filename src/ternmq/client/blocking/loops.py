@@ -48,6 +48,7 @@ class SyncMessages:
         if message is not None:
             return message
         try:
-            return self._thread.run(self._messages.__anext__())
+            self._messages.last = message = self._thread.run(self._messages.wait())
         except StopAsyncIteration:
             raise StopIteration from None
+        return message

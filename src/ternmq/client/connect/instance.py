@@ -61,6 +61,8 @@ T = TypeVar("T")
 IdsT = TypeVar("IdsT", bound=UniqueIds)
 
 _LANE: Final = "requests"
+#: Requests that every name server knows, and no broker.
+_OF_NAME_SERVERS: Final = frozenset({RequestCode.GET_ROUTEINFO_BY_TOPIC, RequestCode.GET_BROKER_CLUSTER_INFO})
 _BINARY_CODE_MAX: Final = 0x7FFF
 _REFRESH_PAUSE_S: Final = 1.0
 #: Until a connection that broke is made anew, if no call needed it before.
@@ -286,10 +288,24 @@ class ClientInstance:
     async def call_name_server(
         self, code: int, header: Header | None = None, body: Buffer = b"", *, timeout_ms: int | None = None
     ) -> Response:
-        """Call the name server in use, or the next one that answers (A6). Raises ``NameServersUnreachable``."""
-        return await self.name_servers.ask(
-            lambda address: self.call(address, code, header, body, timeout_ms=timeout_ms)
-        )
+        """Call the name server in use, or the next one that answers (A6). Raises ``NameServersUnreachable``, and
+        ``RequestNotSupported`` for what is no name server."""
+        asked = ""
+
+        async def call(address: str) -> Response:
+            nonlocal asked
+            asked = address
+            return await self.call(address, code, header, body, timeout_ms=timeout_ms)
+
+        response = await self.name_servers.ask(call)
+        if response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED and code in _OF_NAME_SERVERS:
+            raise refused(
+                response.code,
+                f"{asked} is no name server, it may be a broker ({(response.remark or '').strip()}); give the address "
+                "of a name server: its port is 9876 if it was not changed",
+                broker=asked,
+            )
+        return response
 
     def broker_address(self, broker_name: str, *, broker_id: int = MASTER_ID) -> str:
         """The address of a broker as the routes in use know it; raises ``NetworkError`` if they do not."""

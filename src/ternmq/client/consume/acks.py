@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from ternmq.client.connect.instance import ClientInstance
-from ternmq.errors import RequestNotSupported, TernError
+from ternmq.errors import NetworkError, RequestNotSupported, TernError
 from ternmq.tasks import Tasks
 from ternmq.wire.bodies.clients import BatchAck, BatchAcks
 from ternmq.wire.bodies.codec import encode
@@ -86,27 +86,40 @@ class Acks:
                 self._idle.set()
 
     async def _send(self, broker_name: str, acks: Sequence[PopAck]) -> None:
-        try:
-            address = self._instance.broker_address(broker_name)
-            alone = acks
-            if len(acks) > 1 and broker_name not in self._without_batch:
-                batch, rest = batched(self._group, acks)
-                body = encode(BatchAcks(broker_name=broker_name, acks=batch))
-                try:
-                    await self._instance.ask(address, RequestCode.BATCH_ACK_MESSAGE, None, body)
-                    alone = rest
-                except RequestNotSupported:
-                    self._without_batch.add(broker_name)
-            for ack in alone:
-                await self._instance.ask(address, RequestCode.ACK_MESSAGE, single(self._group, ack))
-        except TernError as error:
+        alone, failed, reason = acks, 0, ""
+        if len(acks) > 1 and broker_name not in self._without_batch:
+            batch, rest = batched(self._group, acks)
+            body = encode(BatchAcks(broker_name=broker_name, acks=batch))
+            try:
+                await self._ask(broker_name, RequestCode.BATCH_ACK_MESSAGE, None, body)
+                alone = rest
+            except RequestNotSupported:
+                self._without_batch.add(broker_name)
+            except NetworkError as error:
+                alone, failed, reason = (), len(acks), str(error)
+            except TernError as error:
+                # The broker has done what it could of it.
+                alone, failed, reason = rest, len(acks) - len(rest), str(error)
+        for number, ack in enumerate(alone):
+            try:
+                await self._ask(broker_name, RequestCode.ACK_MESSAGE, single(self._group, ack))
+            except NetworkError as error:
+                failed, reason = failed + len(alone) - number, str(error)
+                break
+            except TernError as error:
+                # It may be that of a queue that is gone; the others are none the worse for it.
+                failed, reason = failed + 1, str(error)
+        if failed:
             log.warning(
                 "cannot acknowledge %d messages of group %s on %s: %s; they will be delivered again",
-                len(acks),
+                failed,
                 self._group,
                 broker_name,
-                error,
+                reason,
             )
+
+    async def _ask(self, broker_name: str, code: RequestCode, header: AckMessage | None, body: bytes = b"") -> None:
+        await self._instance.ask(self._instance.broker_address(broker_name), code, header, body)
 
 
 def single(group: str, ack: PopAck) -> AckMessage:

@@ -126,6 +126,7 @@ class Concurrent:
             return None
         lot = messages[0].lot
         if not lot.is_ours:
+            self._pass_over(messages)
             messages = [message for message in messages if lot.holds(message)]
             if is_trial:
                 self._trial = messages or None
@@ -172,6 +173,12 @@ class Concurrent:
             took_s=max(0.0, self._clock.monotonic() - messages[0].started),
         )
 
+    def _pass_over(self, messages: Sequence[Claimed]) -> None:
+        """They may not be ours any more: they do not wait here (``Room``). In any thread."""
+        now = self._clock.monotonic()
+        for message in messages:
+            message.started = now
+
     # --- Outages ---------------------------------------------------------------------------------------------
 
     def _pause(self, context: ConsumeContext, reason: Outage, *, is_trial: bool) -> None:
@@ -202,6 +209,7 @@ class Concurrent:
                 self._open += 1
                 self._workers.put([messages])
                 return
+            self._pass_over(messages)
         self._resume(worked=False)
 
     def _resume(self, *, worked: bool) -> None:

@@ -136,14 +136,15 @@ class BoundListener:
             self._tell("before_consume", context)
         try:
             context.result = self._checked(self._start(context))
-        except Exception as error:
+        except BaseException as error:
+            # Also a SystemExit: in this thread it is for nobody, and it could end the loop, or one of its tasks.
             self._raised(context, error)
         if self._hooks:
             self._tell("after_consume", context)
         self._check_said(context)
 
     async def call_async(self, context: ConsumeContext) -> None:
-        """The same for an ``async`` listener; a cancellation of ours passes through."""
+        """The same for an ``async`` listener; a cancellation of its task passes through."""
         if self._hooks:
             self._tell("before_consume", context)
         try:
@@ -151,6 +152,10 @@ class BoundListener:
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is None or task.cancelling():
+                context.result, context.error = ConsumeResult.RETRY, error
+                if self._hooks:
+                    # What they have begun, a span say, must end.
+                    self._tell("after_consume", context)
                 raise
             # Something that the listener waited for was cancelled, not the listener.
             self._raised(context, error)

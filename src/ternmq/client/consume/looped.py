@@ -63,8 +63,9 @@ class Looped:
                 message = waiting.popleft()
             except IndexError:  # another thread was faster
                 return None
+            # Also where it is passed over: it does not wait here any more (``Room``).
+            message.started = clock.monotonic()
             if message.lot.is_ours:
-                message.started = clock.monotonic()
                 message.consume_start_time_ms = clock.now_ms()
                 return message
         return None

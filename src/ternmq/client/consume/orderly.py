@@ -185,8 +185,19 @@ class Orderly:
     async def call(self, context: ConsumeContext) -> None:
         if self._pool is None:
             await self._listener.call_async(context)
-        else:
-            await self._loop.run_in_executor(self._pool, self._listener.call, context)
+            return
+        is_wanted = True
+
+        def listen() -> None:
+            if is_wanted:
+                self._listener.call(context)
+
+        try:
+            await self._loop.run_in_executor(self._pool, listen)
+        except RuntimeError:
+            # The machine gives no more threads now. The pool has kept the call for the next one, and it is made again.
+            is_wanted = False
+            raise
 
     def resize(self, threads: int) -> None:
         for number in range(self._threads, threads):
@@ -223,6 +234,14 @@ class Orderly:
         while (line := await self._ready.get()) is not None:
             try:
                 pause_s = await self._serve(line)
+            except asyncio.CancelledError:
+                # At the end of the consumer; or by the listener, and then another task takes the place of this one.
+                if not self._stopped:
+                    log.warning("a call with %s was cancelled by its listener; it is made again", line.queue)
+                    self._loop.call_later(self._retry_s(None), self._ready.put_nowait, line)
+                    with contextlib.suppress(RuntimeError):  # the consumer ends, as it could not start
+                        self._tasks.create_task(self._work(), name=f"consume-{self._group}")
+                raise
             except Exception:
                 # Whatever it is, a queue that is not consumed any more would be worse.
                 log.exception("consuming %s failed unexpectedly; retrying", line.queue)
@@ -273,7 +292,12 @@ class Orderly:
         began, start_ms = self._clock.monotonic(), self._clock.now_ms()
         for message in messages:
             message.started, message.consume_start_time_ms = began, start_ms
-        await self.call(context)
+        try:
+            await self.call(context)
+        except asyncio.CancelledError:
+            for message in messages:
+                message.reconsume_times += 1
+            raise
         failed = context.failed
         done_count = len(messages) - len(failed)
         lot.calls += 1

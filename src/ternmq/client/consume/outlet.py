@@ -58,26 +58,30 @@ class Messages:
 
     def __init__(self, outlet: Takeable) -> None:
         self._outlet = outlet
-        self._last: Claimed | None = None
+        self.last: Claimed | None = None
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Claimed:
         message = self.next_now()
-        if message is not None:
-            return message
+        if message is None:
+            self.last = message = await self.wait()
+        return message
+
+    async def wait(self) -> Claimed:
+        """The next message, when it comes. It is the ``last`` one when the application has it: a thread that is
+        interrupted meanwhile has not, and must not say that it is done by asking for the next one."""
         try:
-            self._last = await self._outlet.take()
+            return await self._outlet.take()
         except NotRunning:
             raise StopAsyncIteration from None
-        return self._last
 
     def next_now(self) -> Claimed | None:
         """As ``__anext__``, if a message is there. May be called in any thread, instead of on the loop."""
-        if self._last is not None:
-            self._last.ack()
-        self._last = message = self._outlet.take_now()
+        if self.last is not None:
+            self.last.ack()
+        self.last = message = self._outlet.take_now()
         return message
 
 

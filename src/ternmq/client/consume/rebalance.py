@@ -119,7 +119,13 @@ class Rebalancer:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._pause_s):
                     await self._wanted.wait()
-            await self.round()
+            try:
+                await self.round()
+            except Exception:
+                # Whatever it is, as a strategy that returns what are no queues: without rounds, the queues of members
+                # that leave would not be read any more, without notice.
+                log.exception("group %s: this consumer cannot divide the queues; retrying", self._group)
+                self._pause_s = RETRY_S
             await asyncio.sleep(GAP_S)
 
     async def round(self) -> None:

@@ -1,6 +1,8 @@
 """How much a source that is given messages, not queues, may have in hand (F9, M2, R1).
 
-What was fetched and is not settled counts as long as it is ours: a lot whose time is over makes room, too.
+What was fetched and is not settled counts as long as it is ours: a lot whose time is over makes room, too. But for what
+still waits for the application then: it is in memory, and more of it would be fetched each time. All of it would also
+come back again and again, until it is a dead letter that nobody has seen.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
@@ -20,6 +23,8 @@ log = logging.getLogger(__name__)
 
 #: A source that waits for room says so often that its consumer lives.
 BEAT_S: Final = 10.0
+#: How often is looked whether messages that are not ours any more still wait: who passes over them does not say so.
+LATE_S: Final = 1.0
 
 LotT = TypeVar("LotT", bound=TimedLot)
 
@@ -52,6 +57,8 @@ class Room(Generic[LotT]):
         self._clock = fetching.instance.env.clock
         self._free = asyncio.Event()
         self._lots: list[LotT] = []
+        #: Not in hand any more, with messages that the application has not got yet.
+        self._late: list[LotT] = []
 
     def add(self, lot: LotT) -> None:
         self._lots.append(lot)
@@ -59,10 +66,12 @@ class Room(Generic[LotT]):
     def lots(self) -> list[LotT]:
         """What is not settled yet, as long as it is ours."""
         kept = [lot for lot in self._lots if lot.is_in_hand]
-        if self._gone is not None and len(kept) < len(self._lots):
+        if len(kept) < len(self._lots):
             for lot in self._lots:
                 if not lot.is_in_hand:
-                    self._gone(lot)
+                    if self._gone is not None:
+                        self._gone(lot)
+                    self._late.append(lot)
         self._lots = kept
         return kept
 
@@ -74,7 +83,8 @@ class Room(Generic[LotT]):
 
     def left_bytes(self) -> int:
         """Bytes of bodies that may come."""
-        return self._bytes_max - sum([lot.body_bytes for lot in self._lots])
+        late = [len(message.body) for lot in self._late for message in lot.waiting]
+        return self._bytes_max - sum([lot.body_bytes for lot in self._lots]) - sum(late)
 
     def freed(self) -> None:
         """Something was settled."""
@@ -82,7 +92,9 @@ class Room(Generic[LotT]):
 
     def limit_reached(self) -> str | None:
         """The name of the limit at which nothing more is fetched."""
-        if self.count() >= self._count_max:
+        count = self.count()
+        self._late = [lot for lot in self._late if lot.waiting]
+        if count + sum([len(lot.waiting) for lot in self._late]) >= self._count_max:
             return "unsettled_max"
         return "unsettled_bytes_max" if self.left_bytes() <= 0 else None
 
@@ -98,12 +110,14 @@ class Room(Generic[LotT]):
                     limit,
                     self._verb,
                     self._queue,
-                    sum(map(len, self._lots)),
-                    sum([lot.body_bytes for lot in self._lots]),
+                    sum(map(len, [*self._lots, *self._late])),
+                    sum([lot.body_bytes for lot in [*self._lots, *self._late]]),
                 )
             self._free.clear()
             # What takes too long makes room, too.
-            wait_s = min(lot.last_deadline for lot in self._lots) - self._clock.monotonic()
+            wait_s = min([lot.last_deadline for lot in self._lots], default=math.inf) - self._clock.monotonic()
+            if self._late:
+                wait_s = min(wait_s, LATE_S)
             if self._beat is not None:
                 wait_s = min(wait_s, BEAT_S)
             with contextlib.suppress(TimeoutError):

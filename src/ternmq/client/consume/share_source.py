@@ -147,18 +147,22 @@ class ShareSource:
         # From the answer on: the pull may have waited for longer than the limit. The broker counts from a moment
         # before; what is confirmed in between has no effect, and the message is delivered again.
         deadline = now + self._hold_ms / 1000 if self._hold_ms else math.inf
-        while numbered:
-            count = len(numbered)
-            if flags & Sysflag.COMPRESSED:
-                waiting = [message for _, message in numbered]
-                count = await fetching.instance.inflater.messages(waiting, room_bytes=self._room.left_bytes())
-            readable, numbered = numbered[:count], numbered[count:]
-            self._take(reply.life, readable, deliver, deadline, took_s=now - asked_at)
-            if numbered:
-                await self._room.wait()
-                if clock.monotonic() >= deadline:
-                    self._given.drop(reply.life, [number for number, _ in numbered])
-                    return
+        try:
+            while numbered:
+                count = len(numbered)
+                if flags & Sysflag.COMPRESSED:
+                    waiting = [message for _, message in numbered]
+                    count = await fetching.instance.inflater.messages(waiting, room_bytes=self._room.left_bytes())
+                self._take(reply.life, numbered[:count], deliver, deadline, took_s=now - asked_at)
+                numbered = numbered[count:]
+                if numbered:
+                    await self._room.wait()
+                    if clock.monotonic() >= deadline:
+                        break
+        finally:
+            # Too late; or something went wrong, a thread that did not start, say. Nobody would settle them, and nothing
+            # behind them could be confirmed.
+            self._given.drop(reply.life, [number for number, _ in numbered])
 
     @property
     def _hold_ms(self) -> int:

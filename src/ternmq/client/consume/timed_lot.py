@@ -83,6 +83,11 @@ class TimedLot(ABC):
     def unsettled(self) -> list[Claimed]:
         return list(self._unsettled.values())
 
+    @property
+    def waiting(self) -> list[Claimed]:
+        """What the application has not got yet. The outlet keeps it, also when it is not ours any more."""
+        return [one for one in self._unsettled.values() if one.started == NOT_STARTED and not one.is_settled]
+
     @abstractmethod
     def done(self, messages: Sequence[Claimed]) -> None: ...
 

@@ -18,15 +18,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Protocol
+from typing import Final, Protocol
 
 from ternmq.client.consume.claimed import Claimed
 from ternmq.client.consume.listener import BoundListener, ConsumeContext
 from ternmq.client.consume.outlet import TURN_S
+from ternmq.rare_log import RareLog
 from ternmq.tasks import Tasks
 
 log = logging.getLogger(__name__)
 
+#: Until a thread is started again that did not start.
+THREAD_PAUSE_S: Final = 1.0
 
 #: Begins a call with messages; None if they are not ours any more. In any thread.
 Begun = Callable[[Sequence[Claimed]], ConsumeContext | None]
@@ -71,16 +74,18 @@ class Threaded:
         self._threads = 0
         self._started = 0
         self._busy = 0
+        #: Whether a thread is started in a moment that did not start.
+        self._is_short = False
+        self._logs = RareLog(log, self._loop.time)
         #: Filled by threads, emptied by the loop.
         self._over: deque[ConsumeContext | None] = deque()
         self._is_woken = False
 
     def put(self, batches: Sequence[Sequence[Claimed]]) -> None:
         self._busy += len(batches)
-        for _ in range(min(self._count_max, self._busy) - self._threads):
-            self._start_thread()
         for batch in batches:
             self._waiting.put(batch)
+        self._start_threads()
 
     async def call(self, context: ConsumeContext) -> None:
         await asyncio.to_thread(self._listener.call, context)
@@ -90,8 +95,7 @@ class Threaded:
         for _ in range(self._threads - count):
             self._waiting.put(None)
         self._threads = min(self._threads, count)
-        for _ in range(min(count, self._busy) - self._threads):
-            self._start_thread()
+        self._start_threads()
 
     def drop_waiting(self) -> int:
         dropped = surplus = 0
@@ -108,15 +112,25 @@ class Threaded:
         return dropped
 
     def close(self) -> None:
-        for _ in range(self._threads):
-            self._waiting.put(None)
-        self._threads = 0
+        self.resize(0)
 
-    def _start_thread(self) -> None:
-        self._threads += 1
-        self._started += 1
-        # A listener that hangs cannot be ended, and must not keep the program from ending.
-        Thread(target=self._work, name=f"{self._name}_{self._started - 1}", daemon=True).start()
+    def _start_threads(self) -> None:
+        """As many as there is work for."""
+        try:
+            while not self._is_short and self._threads < min(self._count_max, self._busy):
+                # A listener that hangs cannot be ended, and must not keep the program from ending.
+                Thread(target=self._work, name=f"{self._name}_{self._started}", daemon=True).start()
+                self._threads += 1
+                self._started += 1
+        except RuntimeError as error:
+            # The machine gives no more threads now. Those that run take what waits; if there are none, it waits.
+            self._logs.warning("threads", f"{self._name} has {self._threads} threads of {self._count_max}: {error}")
+            self._is_short = True
+            self._loop.call_later(THREAD_PAUSE_S, self._try_again)
+
+    def _try_again(self) -> None:
+        self._is_short = False
+        self._start_threads()
 
     def _work(self) -> None:
         while (batch := self._waiting.get()) is not None:
@@ -222,7 +236,17 @@ class Tasked:
                 self._wake()
             context = begun(batch)
             if context is not None:
-                await call_async(context)
+                try:
+                    await call_async(context)
+                except asyncio.CancelledError:
+                    # At the end of the consumer; or by the listener, and then another task takes the place of this one.
+                    self._running -= 1
+                    ended(context)
+                    if self._count_max:
+                        log.warning("%s was cancelled by its listener; its messages have failed", self._name)
+                        with contextlib.suppress(RuntimeError):  # the consumer ends, as it could not start
+                            self._wake()
+                    raise
             ended(context)
             if time() > turn_end:
                 await asyncio.sleep(0)

@@ -4,8 +4,8 @@ A batch saves the cost of a frame, a request and a reply per message. ``split_ba
 messages at hand; ``Accumulator`` is behind ``auto_batch=True``, for those that send them one by one. Messages of one
 topic go out as soon as fewer than ``PART_OUT_MAX`` requests of theirs are on their way; those that come meanwhile
 gather, up to 32 KiB, and go out together with the next answer. So a program that sends little waits for nothing, and
-one that sends much has larger batches the busier its broker is. Messages of a fixed queue have one request on its way.
-What is held in all is bounded; beyond that nothing is held back.
+one that sends much has larger batches the busier its broker is. Messages of a fixed queue have one request on
+its way, whatever else differs between them. What is held in all is bounded; beyond that nothing is held back.
 """
 
 from __future__ import annotations
@@ -89,12 +89,13 @@ class OpenBatch(Generic[T]):
 
 
 class _Gathering(Generic[T]):
-    """The batches of one key, oldest first; only the last one is open."""
+    """The batches of one key, or of one fixed queue, oldest first; only the last one is open."""
 
-    __slots__ = ("batches", "is_urgent", "key", "out")
+    __slots__ = ("batches", "is_ordered", "is_urgent", "out")
 
-    def __init__(self, key: BatchKey) -> None:
-        self.key = key
+    def __init__(self, *, is_ordered: bool) -> None:
+        #: Of a fixed queue.
+        self.is_ordered = is_ordered
         self.batches: deque[OpenBatch[T]] = deque()
         #: Requests on their way.
         self.out = 0
@@ -104,7 +105,7 @@ class _Gathering(Generic[T]):
     def may_send(self, batch: OpenBatch[T], *, is_due: bool) -> bool:
         if self.is_urgent:
             return True
-        if self.key.queue is not None:
+        if self.is_ordered:
             # One after the other: a batch that a busy broker refuses goes again, and must not be overtaken.
             return self.out == 0 and (batch.is_full or is_due)
         return self.out < FULL_OUT_MAX if batch.is_full else is_due and self.out < PART_OUT_MAX
@@ -122,29 +123,33 @@ class Accumulator(Generic[T]):
         self._lines: dict[tuple[object, ...], _Gathering[T]] = {}
         #: Lines that may have something to send.
         self._changed: dict[_Gathering[T], None] = {}
-        self._held_bytes = 0
+        #: What the messages that are held take in batches, at most.
+        self.held_bytes = 0
 
     def add(self, key: tuple[str, MessageQueue | None, bool, int], message: Message, waiter: T, *, now_ms: int) -> None:
         """Take a message in; ``key`` has the fields of a ``BatchKey``."""
-        line = self._lines.get(key)
+        place = _place(key)
+        line = self._lines.get(place)
         if line is None:
-            line = self._lines[key] = _Gathering(BatchKey(*key))
+            line = self._lines[place] = _Gathering(is_ordered=key[1] is not None)
         message_bytes = packed_bytes(message)
         batches = line.batches
         batch = batches[-1] if batches else None
         is_alone = len(message.body) >= self._alone_bytes
-        if batch is not None and (is_alone or batch.total_bytes + message_bytes > self._batch_bytes):
+        if batch is not None and (
+            is_alone or batch.total_bytes + message_bytes > self._batch_bytes or (line.is_ordered and batch.key != key)
+        ):
             batch.is_full = True
         if batch is None or batch.is_full:
-            batch = OpenBatch(line.key, now_ms)
+            batch = OpenBatch(BatchKey(*key), now_ms)
             batches.append(batch)
         batch.messages.append(message)
         batch.waiters.append(waiter)
         batch.total_bytes += message_bytes
         if is_alone or batch.total_bytes >= self._batch_bytes:
             batch.is_full = True
-        self._held_bytes += message_bytes
-        if self._held_bytes > self._total_bytes:
+        self.held_bytes += message_bytes
+        if self.held_bytes > self._total_bytes:
             line.is_urgent = True
         self._changed[line] = None
 
@@ -163,17 +168,26 @@ class Accumulator(Generic[T]):
         return ready
 
     def all(self) -> list[OpenBatch[T]]:
-        """Every batch, due or not: the producer closes. Each must be told of by ``ended`` later."""
-        return [self._take(line) for line in list(self._lines.values()) for _ in list(line.batches)]
+        """Every batch, due or not: the producer closes. Each must be told of by ``ended`` later.
+
+        Those of a fixed queue go one after the other also now: ``ready`` has the next one when that before has ended.
+        """
+        self._wait_ms = 0
+        return [
+            self._take(line)
+            for line in self._lines.values()
+            for _ in range(min(len(line.batches), 1 - line.out) if line.is_ordered else len(line.batches))
+        ]
 
     def ended(self, key: BatchKey) -> None:
         """The request of a batch has ended; ``ready`` may have more now."""
-        line = self._lines[key]
+        place = _place(key)
+        line = self._lines[place]
         line.out -= 1
         if line.batches:
             self._changed[line] = None
         elif not line.out:
-            del self._lines[key]
+            del self._lines[place]
 
     @property
     def next_due_ms(self) -> int | None:
@@ -183,5 +197,10 @@ class Accumulator(Generic[T]):
     def _take(self, line: _Gathering[T]) -> OpenBatch[T]:
         batch = line.batches.popleft()
         line.out += 1
-        self._held_bytes -= batch.total_bytes
+        self.held_bytes -= batch.total_bytes
         return batch
+
+
+def _place(key: tuple[str, MessageQueue | None, bool, int]) -> tuple[object, ...]:
+    """What gathers together: with a fixed queue all of its messages, as they keep their order."""
+    return key if key[1] is None else key[:2]

@@ -26,7 +26,7 @@ from ternmq.client.consume.decode import Inflater
 from ternmq.client.send.hooks import EndContext, SendHook, run_after_end
 from ternmq.errors import ConfigError, CorruptRecord, NetworkError, TooManyCalls
 from ternmq.message import Outcome, Property, ReceivedMessage
-from ternmq.tasks import Tasks
+from ternmq.tasks import Tasks, contained
 from ternmq.wire import properties as props
 from ternmq.wire.codes import RequestCode
 from ternmq.wire.record import unpack_record
@@ -194,7 +194,8 @@ class Checks:
                 else:
                     if self._pool is None:
                         self._pool = ThreadPoolExecutor(RUNNING_MAX, thread_name_prefix=f"checker-{self._group}")
-                    outcome = await asyncio.get_running_loop().run_in_executor(self._pool, self._checker, message)
+                    check = contained(self._checker)
+                    outcome = await asyncio.get_running_loop().run_in_executor(self._pool, check, message)
                 if inspect.isawaitable(outcome):
                     outcome = await outcome
         except TimeoutError:

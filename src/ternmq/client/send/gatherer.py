@@ -19,7 +19,7 @@ from typing import Final
 from ternmq.client.config import ProducerConfig
 from ternmq.client.send.batch import Accumulator, BatchKey, OpenBatch
 from ternmq.client.send.outgoing import split_receipt
-from ternmq.errors import CallTimeout, InvalidMessage, MessageIllegal, TernError
+from ternmq.errors import CallTimeout, InvalidMessage, MessageIllegal
 from ternmq.message import Message, MessageQueue, SendReceipt
 
 Receipt = asyncio.Future[SendReceipt]
@@ -59,21 +59,29 @@ class Gatherer:
             self._loop.call_soon(self._send_ready)
         return waiter
 
+    @property
+    def held_bytes(self) -> int:
+        """What the messages that are held take, at most."""
+        return self._held.held_bytes
+
     def flush(self) -> None:
-        """Send everything now."""
+        """Send everything now; of a fixed queue, one batch after the other."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         for batch in self._held.all():
             self._send_batch(batch)
+        self._send_ready()
 
     def _now_ms(self) -> int:
         return int(self._loop.time() * 1000)
 
     def _send_ready(self) -> None:
         self._is_woken = False
-        for batch in self._held.ready(now_ms=self._now_ms()):
-            self._send_batch(batch)
+        # Again, as one that could not be sent makes room for the next one.
+        while ready := self._held.ready(now_ms=self._now_ms()):
+            for batch in ready:
+                self._send_batch(batch)
         due_ms = self._held.next_due_ms
         if due_ms is not None and self._timer is None:
             self._timer = self._loop.call_at(due_ms / 1000, self._send_due)
@@ -91,29 +99,38 @@ class Gatherer:
         if not messages:
             self._held.ended(key)
             return
-        waited_ms = self._now_ms() - batch.opened_ms
-        if waited_ms >= key.timeout_ms:
-            self._held.ended(key)
-            late = f"{waited_ms} ms passed before the message could be sent; it was not sent. Send more slowly"
-            _fail(waiters, CallTimeout(late))
-            return
-        left_ms = max(1, key.timeout_ms - waited_ms // _STEP_MS * _STEP_MS)
+        opened_ms = batch.opened_ms
         try:
-            answer = self._send(messages, key, left_ms)
+            answer = self._send(messages, key, self._left_ms(key, opened_ms))
         except InvalidMessage as error:
             if len(messages) == 1:
                 self._held.ended(key)
                 _fail(waiters, error)
             else:
-                self._send_each(deque(zip(messages, waiters, strict=True)), key)
-        except TernError as error:
+                self._send_each(deque(zip(messages, waiters, strict=True)), key, opened_ms)
+        except Exception as error:
+            # Whatever it is: nobody else would tell those who wait.
             self._held.ended(key)
             _fail(waiters, error)
         else:
-            answer.add_done_callback(lambda answer: self._answered(messages, waiters, key, answer))
+            answer.add_done_callback(lambda answer: self._answered(messages, waiters, key, opened_ms, answer))
+
+    def _left_ms(self, key: BatchKey, opened_ms: int) -> int:
+        """What is left of the time of messages that came at a moment. Raises ``CallTimeout``."""
+        waited_ms = self._now_ms() - opened_ms
+        if waited_ms >= key.timeout_ms:
+            raise CallTimeout(
+                f"{waited_ms} ms passed before the message could be sent; it was not sent. Send more slowly"
+            )
+        return max(1, key.timeout_ms - waited_ms // _STEP_MS * _STEP_MS)
 
     def _answered(
-        self, messages: Sequence[Message], waiters: Sequence[Receipt], key: BatchKey, answer: Receipt
+        self,
+        messages: Sequence[Message],
+        waiters: Sequence[Receipt],
+        key: BatchKey,
+        opened_ms: int,
+        answer: Receipt,
     ) -> None:
         if answer.cancelled():
             for waiter in waiters:
@@ -124,34 +141,35 @@ class Gatherer:
                 if not waiter.done():
                     waiter.set_result(receipt)
         elif isinstance(error, MessageIllegal) and len(messages) > 1:
-            self._send_each(deque(zip(messages, waiters, strict=True)), key)
+            self._send_each(deque(zip(messages, waiters, strict=True)), key, opened_ms)
             return
         else:
             _fail(waiters, error)
         self._held.ended(key)
         self._send_ready()
 
-    def _send_each(self, left: deque[tuple[Message, Receipt]], key: BatchKey) -> None:
-        """Send messages one after the other, which keeps their order; then the batch has ended."""
+    def _send_each(self, left: deque[tuple[Message, Receipt]], key: BatchKey, opened_ms: int) -> None:
+        """Send messages one after the other, which keeps their order; then the batch has ended. All of them have what
+        is left of their time."""
         while left:
             message, waiter = left.popleft()
             if waiter.done():
                 continue
             try:
-                answer = self._send([message], key, key.timeout_ms)
-            except TernError as error:
+                answer = self._send([message], key, self._left_ms(key, opened_ms))
+            except Exception as error:
                 _fail([waiter], error)
                 continue
-            answer.add_done_callback(partial(self._sent_alone, waiter, left, key))
+            answer.add_done_callback(partial(self._sent_alone, waiter, left, key, opened_ms))
             return
         self._held.ended(key)
         self._send_ready()
 
     def _sent_alone(
-        self, waiter: Receipt, left: deque[tuple[Message, Receipt]], key: BatchKey, answer: Receipt
+        self, waiter: Receipt, left: deque[tuple[Message, Receipt]], key: BatchKey, opened_ms: int, answer: Receipt
     ) -> None:
         _pass_on(answer, waiter)
-        self._send_each(left, key)
+        self._send_each(left, key, opened_ms)
 
 
 def _pass_on(answer: Receipt, waiter: Receipt) -> None:

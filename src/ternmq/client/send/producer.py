@@ -240,11 +240,13 @@ class Producer:
                 route = running.sender.instance.routes.known(wrap(self._namespace, message.topic))
                 if pick is None or (route is not None and route.to_write):
                     chosen = pick(route) if pick is not None and route is not None else None
+                    running.sender.check_room(len(message.body), held_bytes=running.gatherer.held_bytes)
                     return running.gatherer.add(message, chosen, timeout_ms)
         outgoing = self._checked(running.sender, message)
         pick = None
         if queue is not None or selector is not None or message.sharding_key:
             pick = self._pick(message, queue, selector)
+        running.sender.check_room(len(outgoing.body))
         return running.sender.start(outgoing, pick=pick, timeout_ms=timeout_ms)
 
     async def send_oneway(
@@ -514,7 +516,15 @@ class Producer:
             if not message.sharding_key:
                 return None
             selector = by_sharding_key
-        return lambda route: selector(_as_seen(route, message.topic), message)
+
+        def pick(route: TopicRoute) -> MessageQueue:
+            chosen = selector(_as_seen(route, message.topic), message)
+            if not isinstance(chosen, MessageQueue):
+                # Without a return, it gives None, which would mean any queue.
+                raise TypeError(f"the selector returned {chosen!r}: expected one of the queues that it was given")
+            return chosen
+
+        return pick
 
     def _checked(self, sender: Sender, message: Message, ids: UniqueIds | None = None) -> Outgoing:
         """Check a message and make it ready. ``ids`` gives its id, if this is not the loop's thread."""
@@ -565,7 +575,8 @@ class Producer:
     def _send_together(
         self, messages: Sequence[Message], key: BatchKey, timeout_ms: int
     ) -> asyncio.Future[SendReceipt]:
-        """Send what the gatherer has gathered."""
+        """Send what the gatherer has gathered. There is room: who awaits a send is not refused, and for others
+        ``send_nowait`` has looked."""
         sender = self._now_running().sender
         pick = None if key.queue is None else self._pick(messages[0], key.queue, None)
         outgoing = self._prepare(sender, messages[0]) if len(messages) == 1 else self._pack_batch(sender, messages)

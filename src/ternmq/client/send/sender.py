@@ -94,16 +94,11 @@ class Sender:
         timeout_ms: int,
         retry: Retry = Retry.SAME_BROKER,
     ) -> asyncio.Future[SendReceipt]:
-        """Send without waiting; the future gets the receipt or the error. Raises ``TooManyCalls`` at the limit.
+        """Send without waiting, after ``check_room``; the future gets the receipt or the error.
 
         With ``pick``, nothing is retried, whatever ``retry`` says.
         """
         body_bytes = len(outgoing.body)
-        if self._flying_bytes + body_bytes > self.config.async_bytes_max:
-            raise TooManyCalls(
-                f"{len(self.flying)} sends of {self._flying_bytes} bytes wait for an answer; await some of their "
-                "futures first, or raise async_bytes_max"
-            )
         receipt: asyncio.Future[SendReceipt] = asyncio.get_running_loop().create_future()
         sending = OngoingSend(
             self, outgoing, _ASYNC, retry if pick is None else _NO_RETRY, receipt, pick=pick, timeout_ms=timeout_ms
@@ -112,6 +107,15 @@ class Sender:
         self._flying_bytes += body_bytes
         sending.begin()
         return receipt
+
+    def check_room(self, body_bytes: int, *, held_bytes: int = 0) -> None:
+        """Raise ``TooManyCalls`` if so much more may not be sent without waiting. ``held_bytes`` wait to be sent."""
+        flying_bytes = self._flying_bytes + held_bytes
+        if flying_bytes + body_bytes > self.config.async_bytes_max:
+            raise TooManyCalls(
+                f"{len(self.flying)} sends of {flying_bytes} bytes wait for an answer; await some of their "
+                "futures first, or raise async_bytes_max"
+            )
 
     def landed(self, sending: OngoingSend) -> None:
         """A send without waiting has ended."""
