@@ -382,3 +382,33 @@ def test_an_append_has_no_more_terms_than_its_frame_has_room_for() -> None:
     assert [(0, RUNS_MAX - 1), (RUNS_MAX, 2 * RUNS_MAX - 1), (2 * RUNS_MAX, 3 * RUNS_MAX - 2)] == sent(ready)
     assert all(each.is_well_formed for each in appends)
     assert all(len(pack_message(each)[0]) < FRAME_EXTRA_BYTES for each in appends)
+
+
+def test_one_that_is_to_leave_has_a_lease_by_the_answers_of_the_only_voter() -> None:
+    """P3: the one that stays can elect itself at any time."""
+    alone = leader(members=Members(("n0",)))
+    assert alone.has_lease(NOW + 10_000)
+    member = leader(1, members=Members(("n0", "n1")))
+    log = member._terms
+    assert isinstance(log, MemoryLog)
+    log.append(1, [Entry(1, "n0 leaves", Members(("n1",))), Entry(member.term, "new")])
+    member.appended(NOW)
+    assert not member.has_lease(NOW)
+    member.step(reply("n1", member.term, 0, sent_ms=NOW), NOW + 10)
+    assert member.has_lease(NOW + 500)
+    assert not member.has_lease(NOW + 600)
+
+
+def test_a_leader_that_is_filling_is_none_of_those_that_could_elect_another() -> None:
+    """P1: the others have committed what is not on its own disk yet. It would not vote without a leader, so those that
+    a change leaves must be able to elect one without it (changes of members, seed 88112204582)."""
+    member = leader()
+    write(member, is_stored=False)
+    for node in ("n1", "n2"):
+        equal(member, node)
+        equal(member, node, sent_ms=NOW + 1, now_ms=NOW + 1)
+    assert (0, True) == (member.commit, member.is_filling)
+    with pytest.raises(ServiceNotAvailable, match="n0 cannot be reached or lacks a part of the log"):
+        member.check_change(Members(("n0", "n2")), NOW + 1, since_ms=NOW)
+    member.stored(0, NOW + 1)
+    member.check_change(Members(("n0", "n2")), NOW + 1, since_ms=NOW)

@@ -153,8 +153,6 @@ class Leadership:
         """Whether no other leader can have been elected until now."""
         if self._heir_is_told:
             return False
-        if len(self._members.voters) == 1:
-            return True
         since_ms = self._quorum_ms(self._no_lease_ms)
         return since_ms > self._no_lease_ms and now_ms < since_ms + self._config.lease_ms
 
