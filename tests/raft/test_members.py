@@ -58,6 +58,11 @@ def test_a_leader_with_a_slow_disk_is_filled_and_votes_after_a_restart() -> None
     live(2100702, kind=MemberSimulation)
 
 
+def test_a_leader_with_a_slow_disk_is_not_left_with_one_other_that_needs_its_vote() -> None:
+    """It was filling, and does not vote without a leader: there was none any more."""
+    live(88112204582, kind=MemberSimulation)
+
+
 def test_a_new_group_whose_leader_dies_in_its_first_moments_elects_another() -> None:
     """Members that were empty when it began had nothing to lose."""
     live(2200137, kind=MemberSimulation)
