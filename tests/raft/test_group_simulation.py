@@ -250,6 +250,25 @@ def test_a_clean_stop_hands_over_first() -> None:
     run(5, story)
 
 
+def test_a_transfer_that_fails_is_over_when_messages_are_taken_again() -> None:
+    """P4: a broker that is stopped waits for 0.75 s, as the guide says, for a member that does not take over."""
+
+    async def story(cluster: Cluster) -> None:
+        members, shop, leader = await a_selling_group(cluster)
+        heir = next(each for each in members if each is not leader)
+        heir.pause()
+        assert leader.broker is not None
+        assert leader.broker.group is not None
+        began = cluster.loop.time()
+        assert not await leader.broker.group.node.transfer(f"n{members.index(heir)}")
+        assert 0.7 < cluster.loop.time() - began < 0.8
+        heir.resume()
+        await shop.sells()
+        await shop.ends(members)
+
+    run(7, story)
+
+
 @pytest.mark.parametrize(("way", "limit_s"), [("transfer", 0.3), ("stop", 0.3), ("kill", 3.0)])
 def test_callers_of_a_producer_see_no_error_when_the_leader_changes(way: str, limit_s: float) -> None:
     """P4, E4: a message takes a little longer then; 300 ms if the leader hands over."""

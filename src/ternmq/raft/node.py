@@ -157,7 +157,7 @@ class RaftNode:
         self._unled: Final = Waiters[bool]()
         self._unleased: Final = Waiters[None]()
         self._unturned: Final = Waiters[None]()
-        #: Set when the role changes.
+        #: Set when the role changes, or nobody is to take it over.
         self._changed = asyncio.Event()
         #: Until then entries are dropped unread: the disk was full.
         self._full_until = 0.0
@@ -340,6 +340,9 @@ class RaftNode:
         if self._unleased and self.has_lease():
             self._unleased.answer(None)
         self._unturned.answer(None)
+        if self.core.heir is None:
+            # A transfer is over also if the role has not changed.
+            self._changed.set()
         if self._may_act:
             self._set_timer()
 
