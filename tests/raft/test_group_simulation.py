@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from random import Random
 from typing import Any, Final
+from unittest.mock import patch
 
 import pytest
 
@@ -444,6 +445,41 @@ def test_a_leader_whose_disk_fails_is_replaced(flush: str) -> None:
         await shop.ends(members)
 
     run(10, story)
+
+
+def test_a_damaged_entry_of_the_leader_is_not_sent_all_the_time() -> None:
+    """P3: a member that needs it says why it does not follow, and gets it from another leader. Without a pause the same
+    entries went over the network 2,000 times a second."""
+
+    async def story(cluster: Cluster) -> None:
+        members, shop, leader = await a_selling_group(cluster)
+        away, other = (each for each in members if each is not leader)
+        away.kill()
+        assert leader.broker is not None
+        assert leader.broker.group is not None
+        log = leader.broker.group.log
+        damaged = log.last_index + 20
+        await shop.sells(60)
+        position = log.position_of(damaged)
+        assert position is not None
+        start = position - position % log.segment_bytes
+        [path] = [path for path in leader.disk.files() if path.name == f"{start:020d}" and path.parent.name == "data"]
+        leader.disk.flip_bit(path, 8 * (position - start + 48 + 90))
+        await cluster.start(away)
+        assert away.broker is not None
+        assert away.broker.group is not None
+        node, links = away.broker.group.node, leader.broker.group.node.links
+        await until(lambda: "does not hold a whole record" in node.status().trouble)
+        with patch.object(links, "send", wraps=links.send) as send:
+            await asyncio.sleep(5.0)
+        frames = [call.args[1] for call in send.call_args_list if call.args[0] == node.id]
+        assert 5 * 60 > len(frames)
+        await shop.node.stop()
+        assert await leader.broker.group.transfer(f"n{members.index(other)}")
+        await until(lambda: node.log.last_index >= damaged)
+        assert not node.status().trouble
+
+    run(7, story)
 
 
 def test_entries_that_are_not_what_their_message_says_are_dropped() -> None:

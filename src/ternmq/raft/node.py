@@ -72,7 +72,8 @@ log = logging.getLogger(__name__)
 _TURN_BYTES: Final = 4 << 20
 #: How often the commit index is saved, which is only a hint for the next start, and the disk is looked at.
 _LOOK_S: Final = 3.0
-#: How long a follower whose disk is full takes no entries: each attempt makes a new core.
+#: How long a follower takes no entries when its disk was full, or they could not be taken: each attempt makes a new
+#: core.
 _FULL_PAUSE_S: Final = 1.0
 #: How long a leader with a full disk that could not be rid of its role keeps it.
 _LEAVE_AGAIN_S: Final = 60.0
@@ -159,7 +160,7 @@ class RaftNode:
         self._unturned: Final = Waiters[None]()
         #: Set when the role changes, or nobody is to take it over.
         self._changed = asyncio.Event()
-        #: Until then entries are dropped unread: the disk was full.
+        #: Until then entries are dropped unread: the disk was full, or they could not be taken.
         self._full_until = 0.0
         #: When a leader with a full disk may hand over again.
         self._leave_at = 0.0
@@ -522,6 +523,9 @@ class RaftNode:
             return False
         except RemoteProtocolError as error:
             self._logs.error("append", f"entries of {message.sender} are dropped: {error}")
+            # They may be damaged there. Each attempt makes a new core, and asks for all that follows once more.
+            self._full_until = self._loop.time() + _FULL_PAUSE_S
+            self.missing.reason = f"entries of {message.sender} cannot be taken: {error}"
             return False
         self.missing.reason = ""
         self.members.see()
