@@ -303,7 +303,10 @@ class Links:
         """What a connection that has said who it is must sign; empty if nothing, None if it is refused."""
         # Where callers are checked, a stranger learns nothing of this group.
         reason = self._address_refusal(connection, hello.sender)
-        if reason:
+        # By a change that is not known here yet, also a machine that this member does not know may be that of a member,
+        # and even lead: it has to sign like all others.
+        may_have_joined = self._gate is not None and hello.sender not in self._out and hello.members_index >= 0
+        if reason and not may_have_joined:
             self._turn_away(connection, reason)
             return None
         return proof.new_nonce() if self._gate is not None else ""
