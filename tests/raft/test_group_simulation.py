@@ -311,6 +311,21 @@ def test_a_member_with_a_full_disk_does_not_stop_the_others() -> None:
         full = next(each for each in members if each is not leader)
         full.disk.capacity_bytes = full.disk.usage(Path("/")).used_bytes
         await shop.sells(600)
+        assert full.broker is not None
+        assert full.broker.group is not None
+        assert leader.broker is not None
+        assert leader.broker.group is not None
+        links, lacking = leader.broker.group.node.links, leader.broker.group.log.end - full.broker.group.log.end
+        with patch.object(links, "send", wraps=links.send) as send:
+            await shop.sells(500)
+        sent = sum(
+            len(part)
+            for call in send.call_args_list
+            for part in call.args[1]
+            if call.args[0] == full.broker.group.node.id
+        )
+        # About 5 s.
+        assert sent < 8 * 2 * lacking, "what it has no room for is not sent with each heartbeat"
         full.disk.capacity_bytes = None
         await shop.ends(members)
 

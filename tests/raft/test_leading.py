@@ -11,7 +11,7 @@ from ternmq.raft.core import RaftCore
 from ternmq.raft.group import Members
 from ternmq.raft.matching import RUNS_MAX
 from ternmq.raft.messages import NO_INDEX, Append, AppendReply, TransferNow, VoteReply
-from ternmq.raft.progress import Pace
+from ternmq.raft.progress import HELD_MS, Pace
 from ternmq.raft.ready import RaftRole, Ready
 from ternmq.raft.wire import FRAME_EXTRA_BYTES, pack_message
 from tests.raft.group import Group, Member, core, reply
@@ -29,7 +29,7 @@ def elected(member: RaftCore) -> RaftCore:
     member.tick(NOW)
     for is_pre in (True, False):
         for name in member.members.voters[1:]:
-            term = member.term + is_pre
+            term = member._asked_term if is_pre else member.term
             member.step(VoteReply(sender=name, receiver="n0", term=term, is_granted=True, is_pre=is_pre), NOW)
     assert member.role is RaftRole.LEADER
     return member
@@ -412,3 +412,27 @@ def test_a_leader_that_is_filling_is_none_of_those_that_could_elect_another() ->
         member.check_change(Members(("n0", "n2")), NOW + 1, since_ms=NOW)
     member.stored(0, NOW + 1)
     member.check_change(Members(("n0", "n2")), NOW + 1, since_ms=NOW)
+
+
+def test_a_follower_that_takes_nothing_gets_entries_once_a_second() -> None:
+    """P3: its disk is full. It is heard all the same, and gets entries at once when it has taken some."""
+    member = leader(*[1] * 10)
+    equal(member)
+    write(member, 3)
+
+    def attempt(now_ms: int) -> list[tuple[int, int]]:
+        """It has dropped them, and refuses the next heartbeat."""
+        member.step(reply("n1", 2, 12, refused=True, hint_index=9, hint_term=1, sent_ms=now_ms), now_ms)
+        return sent(member.step(reply("n1", 2, 9, sent_ms=now_ms), now_ms))
+
+    assert [[(10, 12)]] * 4 == [attempt(NOW + 10 * number) for number in range(4)]
+    assert [[]] * 3 == [attempt(NOW + 40 + 10 * number) for number in range(3)]
+    assert member.followers()[0].heard_ms == NOW + 60
+    later = NOW + 40 + HELD_MS
+    assert [(10, 12)] == sent(member.step(reply("n1", 2, 9, sent_ms=later), later))
+    assert [] == attempt(later + 10), "it has still taken nothing"
+    later += 10 + HELD_MS
+    assert [(10, 12)] == sent(member.step(reply("n1", 2, 9, sent_ms=later), later))
+    member.step(reply("n1", 2, 11, sent_ms=later), later)
+    member.step(reply("n1", 2, 12, refused=True, hint_index=11, hint_term=2, sent_ms=later + 10), later + 10)
+    assert [(12, 12)] == sent(member.step(reply("n1", 2, 11, sent_ms=later + 10), later + 10))

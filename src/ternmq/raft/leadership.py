@@ -308,6 +308,8 @@ class Leadership:
             # overtaken tell nothing: a heartbeat will bring the next one.
             if reply.hint_index < progress.match:
                 progress.lost(reply.hint_index)
+            if progress.pace is Pace.STREAM:
+                progress.refused(now_ms)
             self._retreat(node, progress, reply, now_ms, ready)
         if node == self._heir:
             self._hand_over(now_ms, ready)
@@ -326,6 +328,9 @@ class Leadership:
                 ready.needs_copy.append(node)
             return
         if progress.pace is Pace.PROBE:
+            if now_ms < progress.held_until_ms:
+                progress.probe(reply.index + 1)
+                return
             progress.stream(reply.index + 1)
         self._stream(node, progress, now_ms, ready)
 

@@ -12,9 +12,15 @@ from __future__ import annotations
 
 from collections import deque
 from enum import Enum
+from typing import Final
 
 from ternmq.raft.group import RaftCoreConfig
 from ternmq.raft.messages import NO_INDEX
+
+#: How long a follower that takes nothing gets no entries: as long as one with a full disk drops them unread.
+HELD_MS: Final = 1_000
+#: How often it may refuse without having taken anything: messages get lost.
+REFUSALS_MAX: Final = 4
 
 
 class Pace(Enum):
@@ -27,6 +33,8 @@ class Progress:
     """One follower in one term of its leader."""
 
     __slots__ = (
+        "_refusals",
+        "_refused_match",
         "_window",
         "_window_bytes",
         "_window_count_max",
@@ -34,6 +42,7 @@ class Progress:
         "commit_sent",
         "goal",
         "heard_ms",
+        "held_until_ms",
         "is_filled",
         "match",
         "next_index",
@@ -57,6 +66,11 @@ class Progress:
         self.heard_ms: int | None = None
         #: The commit index of the last append.
         self.commit_sent = NO_INDEX
+        #: No entries are sent before this time: it did not take what was sent before.
+        self.held_until_ms = 0
+        #: How often it has refused to go on without having taken anything, and what it had then.
+        self._refusals = 0
+        self._refused_match = NO_INDEX
         #: (last index, bytes) of each append that is not answered.
         self._window: deque[tuple[int, int]] = deque()
         self._window_bytes = 0
@@ -97,6 +111,14 @@ class Progress:
     def lost(self, index: int) -> None:
         """The follower has nothing behind ``index`` any more."""
         self.match, self.goal, self.is_filled = index, None, False
+
+    def refused(self, now_ms: int) -> None:
+        """It did not take what was streamed. If it takes nothing again and again, its disk may be full: the same
+        entries would go over the network with each heartbeat."""
+        self._refusals = self._refusals + 1 if self.match == self._refused_match else 1
+        self._refused_match = self.match
+        if self._refusals > REFUSALS_MAX:
+            self.held_until_ms = now_ms + HELD_MS
 
     def probe(self, next_index: int) -> None:
         self._forget(Pace.PROBE, next_index)
