@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from pathlib import Path
+from unittest.mock import AsyncMock, patch
 
 import pytest
 
@@ -514,6 +515,25 @@ def test_what_cannot_be_changed_is_refused_with_a_sentence() -> None:
             await group.remove(node_of(leader).id)
 
     run(22, story)
+
+
+def test_a_learner_that_keeps_up_is_not_asked_to_take_over() -> None:
+    """P4: it has as much as the others, and cannot lead; a leader that stops would hand over to nobody."""
+
+    async def story(cluster: Cluster) -> None:
+        members, shop, leader = await a_selling_group(cluster)
+        learner = joining(cluster, members, 3)
+        await cluster.start(learner)
+        assert leader.broker is not None
+        assert leader.broker.group is not None
+        group = leader.broker.group
+        with patch.object(group.node.members, "_promote", AsyncMock()):
+            await group.add(f"n3-{learner.ip}:{RAFT_PORT}")
+            await shop.node.stop()
+            await until(lambda: {group.log.last_index} == {each.match for each in group.node.core.followers()})
+            assert await group.transfer("") in ("n0", "n1", "n2")
+
+    run(23, story)
 
 
 def test_a_learner_that_cannot_be_reached_does_not_vote_and_stops_nothing() -> None:

@@ -250,8 +250,13 @@ class RaftNode:
         return not self.is_leader
 
     def _best_linked(self) -> NodeId | None:
-        """The follower that has most; the core does not know of one that has just closed its connection."""
-        linked = [(each.match, each.node) for each in self.core.followers() if self.links.is_linked(each.node)]
+        """The voter that has most; the core does not know of one that has just closed its connection."""
+        voters = self.core.members.voters
+        linked = [
+            (each.match, each.node)
+            for each in self.core.followers()
+            if each.node in voters and self.links.is_linked(each.node)
+        ]
         return max(linked, default=(0, None))[1]
 
     def status(self) -> RaftStatus:
