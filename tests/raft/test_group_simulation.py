@@ -20,6 +20,7 @@ from ternmq.testing.cluster import Cluster, Node
 from ternmq.testing.disk import SimulatedDisk
 from ternmq.testing.loop import simulated_loop
 from ternmq.testing.net import Weather
+from ternmq.wire.layouts.raft_state import Vote
 from tests.store.small import bodies as all_bodies
 
 #: Far beyond elections, back-off and registration, in virtual seconds.
@@ -460,6 +461,37 @@ def test_a_leader_whose_disk_fails_is_replaced(flush: str) -> None:
         await shop.ends(members)
 
     run(10, story)
+
+
+def test_a_member_whose_disk_fails_while_it_votes_for_itself_asks_nobody() -> None:
+    """P4: it would not lead, and the others would wait for the next election."""
+
+    async def story(cluster: Cluster) -> None:
+        members, shop, leader = await a_selling_group(cluster)
+        broken = next(each for each in members if each is not leader)
+        assert broken.broker is not None
+        assert broken.broker.group is not None
+        node = broken.broker.group.node
+        term = node.core.term
+        save = node._term_file.save
+
+        def fail_after(vote: Vote) -> None:
+            save(vote)
+            node.fail(StoreError("input/output error"))
+
+        with (
+            patch.object(node._term_file, "save", fail_after),
+            patch.object(node.links, "send", wraps=node.links.send) as send,
+        ):
+            leader.pause()
+            await until(lambda: node.trouble)
+            await asyncio.sleep(1.0)
+        assert term + 1 == node.core.term, "it has voted for itself, or for the other one"
+        assert not [call for call in send.call_args_list if call.args[1][0][4] in (1, 2) and not call.args[1][0][-1]]
+        leader.resume()
+        await shop.sells()
+
+    run(12, story)
 
 
 def test_a_damaged_entry_of_the_leader_is_not_sent_all_the_time() -> None:

@@ -461,6 +461,9 @@ class RaftNode:
             log.info("%s has all that was committed before it began: it votes from now on", self.id)
         self._hard_state = state
         self.is_busy = False
+        if self.trouble:
+            # The disk has failed meanwhile: nothing that was decided is told.
+            return
         try:
             self._finish(ready)
         except Exception as error:
