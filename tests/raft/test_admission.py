@@ -194,6 +194,14 @@ async def test_a_member_by_a_change_that_is_not_known_here_is_linked_if_it_signs
             assert ("n7" in one._out) is not bool(sentence)
             if not sentence:
                 await until(lambda: bool(world.heard[0]))
+    # It can be reached nowhere.
+    nowhere = msgspec.structs.replace(hello, raft_address="nowhere")
+    async with member(world, 0, gate=gate, credentials=BOSS) as one, dialled(world) as stranger:
+        stranger.writer.write(pack(nowhere))
+        proved = proof.prove((await stranger.told()).nonce, BOSS, statement(nowhere))
+        stranger.writer.write(pack(LinkProof(proved)))
+        assert "n7 does not say where other members reach it" in (await stranger.told()).reason
+        assert "n7" not in one._out
     # It names no later change.
     hello = msgspec.structs.replace(hello, members_index=0)
     async with member(world, 0, gate=gate, credentials=BOSS) as one, dialled(world) as stranger:

@@ -27,7 +27,7 @@ from typing import Final, Self
 
 import msgspec
 
-from ternmq.errors import RemoteProtocolError, TernError
+from ternmq.errors import ConfigError, RemoteProtocolError, TernError
 from ternmq.net import proof
 from ternmq.net.endpoint import Acceptor, Bound, dial, listen, split_address
 from ternmq.net.gate import Gate
@@ -409,7 +409,13 @@ class Links:
 
     def _stranger_refusal(self, hello: Hello) -> str:
         """A member by a change that is not known here yet; there are few of those."""
-        if hello.sender in self._out or (MEMBER_ID.match(hello.sender) and len(self._out) < 2 * MEMBERS_MAX):
+        if hello.sender in self._out:
+            return ""
+        if MEMBER_ID.match(hello.sender) and len(self._out) < 2 * MEMBERS_MAX:
+            try:
+                split_address(hello.raft_address)
+            except ConfigError as error:
+                return f"{hello.sender} does not say where other members reach it: {str(error)[:200]}"
             return ""
         return f"{hello.sender[:20]!r} is not a member of the group ({', '.join(self.hello.members)})"
 
