@@ -316,6 +316,7 @@ class Leadership:
 
     def _accepted(self, node: NodeId, progress: Progress, reply: AppendReply, now_ms: int, ready: Ready) -> None:
         progress.stored(reply.stored)
+        progress.took(reply.index)
         if progress.pace is Pace.COPY:
             # A heartbeat names no entry: so what is equal is what the follower knows as committed. Anything else has
             # been refused before.

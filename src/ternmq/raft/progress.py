@@ -34,7 +34,7 @@ class Progress:
 
     __slots__ = (
         "_refusals",
-        "_refused_match",
+        "_taken",
         "_window",
         "_window_bytes",
         "_window_count_max",
@@ -68,9 +68,9 @@ class Progress:
         self.commit_sent = NO_INDEX
         #: No entries are sent before this time: it did not take what was sent before.
         self.held_until_ms = 0
-        #: How often it has refused to go on without having taken anything, and what it had then.
+        #: What it has taken, also if that does not count yet, and how often it has refused to go on since.
+        self._taken = NO_INDEX
         self._refusals = 0
-        self._refused_match = NO_INDEX
         #: (last index, bytes) of each append that is not answered.
         self._window: deque[tuple[int, int]] = deque()
         self._window_bytes = 0
@@ -111,12 +111,17 @@ class Progress:
     def lost(self, index: int) -> None:
         """The follower has nothing behind ``index`` any more."""
         self.match, self.goal, self.is_filled = index, None, False
+        self._taken = min(self._taken, index)
+
+    def took(self, index: int) -> None:
+        """It has all up to ``index``, perhaps not where it counts."""
+        if index > self._taken:
+            self._taken, self._refusals = index, 0
 
     def refused(self, now_ms: int) -> None:
         """It did not take what was streamed. If it takes nothing again and again, its disk may be full: the same
         entries would go over the network with each heartbeat."""
-        self._refusals = self._refusals + 1 if self.match == self._refused_match else 1
-        self._refused_match = self.match
+        self._refusals += 1
         if self._refusals > REFUSALS_MAX:
             self.held_until_ms = now_ms + HELD_MS
 
