@@ -425,10 +425,11 @@ def test_a_follower_that_takes_nothing_gets_entries_once_a_second() -> None:
         member.step(reply("n1", 2, 12, refused=True, hint_index=9, hint_term=1, sent_ms=now_ms), now_ms)
         return sent(member.step(reply("n1", 2, 9, sent_ms=now_ms), now_ms))
 
-    assert [[(10, 12)]] * 4 == [attempt(NOW + 10 * number) for number in range(4)]
-    assert [[]] * 3 == [attempt(NOW + 40 + 10 * number) for number in range(3)]
-    assert member.followers()[0].heard_ms == NOW + 60
-    later = NOW + 40 + HELD_MS
+    assert [[(10, 12)]] * 4 == [attempt(NOW + 150 * number) for number in range(4)]
+    assert [(10, 12)] == attempt(NOW + 460), "it is the same refusal"
+    assert [[]] * 3 == [attempt(NOW + 600 + 150 * number) for number in range(3)]
+    assert member.followers()[0].heard_ms == NOW + 900
+    later = NOW + 600 + HELD_MS
     assert [(10, 12)] == sent(member.step(reply("n1", 2, 9, sent_ms=later), later))
     assert [] == attempt(later + 10), "it has still taken nothing"
     later += 10 + HELD_MS

@@ -33,7 +33,9 @@ class Progress:
     """One follower in one term of its leader."""
 
     __slots__ = (
+        "_heartbeat_ms",
         "_refusals",
+        "_refused_ms",
         "_taken",
         "_window",
         "_window_bytes",
@@ -71,6 +73,8 @@ class Progress:
         #: What it has taken, also if that does not count yet, and how often it has refused to go on since.
         self._taken = NO_INDEX
         self._refusals = 0
+        self._refused_ms = 0
+        self._heartbeat_ms = config.heartbeat_ms
         #: (last index, bytes) of each append that is not answered.
         self._window: deque[tuple[int, int]] = deque()
         self._window_bytes = 0
@@ -121,7 +125,10 @@ class Progress:
     def refused(self, now_ms: int) -> None:
         """It did not take what was streamed. If it takes nothing again and again, its disk may be full: the same
         entries would go over the network with each heartbeat."""
-        self._refusals += 1
+        if now_ms - self._refused_ms >= self._heartbeat_ms:
+            # Once for all that was under way: one message that is overtaken is the reason of many refusals.
+            self._refused_ms = now_ms
+            self._refusals += 1
         if self._refusals > REFUSALS_MAX:
             self.held_until_ms = now_ms + HELD_MS
 
