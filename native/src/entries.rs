@@ -17,6 +17,8 @@ const MAGIC_V2: i32 = -626_843_477;
 /// Of an entry: a header, and the smallest record.
 const ENTRY_BYTES_MIN: usize = HEADER_BYTES + 91;
 const BLANK_BYTES: usize = 8;
+/// No term is so large.
+const TERM_END: i64 = 1 << 62;
 
 /// A CRC that continues another one; 0 means that there is none, so it is never that.
 fn crc(data: &[u8], before: u32) -> u32 {
@@ -51,8 +53,9 @@ impl Header {
         let is_sound = get_i32(data, 0) == ENTRY_MAGIC
             && record_bytes > 0
             && found.size == HEADER_BYTES + record_bytes as usize
-            && found.index >= 0
-            && found.term >= 0
+            && found.position >= 0
+            && (0..=found.position / ENTRY_BYTES_MIN as i64).contains(&found.index)
+            && (0..TERM_END).contains(&found.term)
             && (found.crc == 0 || crc(&data[..BEFORE_BYTES], 0) == found.crc);
         is_sound.then_some(found)
     }

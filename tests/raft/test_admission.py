@@ -177,6 +177,42 @@ async def test_a_stranger_learns_nothing_and_sends_nothing(world: World, gate: G
     assert not world.heard[0]
 
 
+async def test_a_member_by_a_change_that_is_not_known_here_is_linked_if_it_signs(world: World, gate: Gate) -> None:
+    """P1, N1: while this member was away, the new one joined, and leads. Its entries tell that; without them this
+    member would not follow until another one leads."""
+    hello = msgspec.structs.replace(
+        world.hello(1, receiver="n0"), sender="n7", members_index=5, raft_address=world.members[1].address
+    )
+    for credentials, sentence in ((BOSS, ""), (GUEST, "admin: true"), (Credentials("no", "no"), "is not valid")):
+        async with member(world, 0, gate=gate, credentials=BOSS) as one, dialled(world) as stranger:
+            stranger.writer.write(pack(hello))
+            proved = proof.prove((await stranger.told()).nonce, credentials, statement(hello))
+            stranger.writer.write(pack(LinkProof(proved)) + b"".join(pack_frame(1, b"entries")))
+            reason = (await stranger.told()).reason
+            assert sentence in reason
+            assert bool(sentence) == bool(reason)
+            assert ("n7" in one._out) is not bool(sentence)
+            if not sentence:
+                await until(lambda: bool(world.heard[0]))
+    # It can be reached nowhere.
+    nowhere = msgspec.structs.replace(hello, raft_address="nowhere")
+    async with member(world, 0, gate=gate, credentials=BOSS) as one, dialled(world) as stranger:
+        stranger.writer.write(pack(nowhere))
+        proved = proof.prove((await stranger.told()).nonce, BOSS, statement(nowhere))
+        stranger.writer.write(pack(LinkProof(proved)))
+        assert "n7 does not say where other members reach it" in (await stranger.told()).reason
+        assert "n7" not in one._out
+    # It names no later change.
+    hello = msgspec.structs.replace(hello, members_index=0)
+    async with member(world, 0, gate=gate, credentials=BOSS) as one, dialled(world) as stranger:
+        one.follow([world.members[1]], 3)
+        stranger.writer.write(pack(hello))
+        proved = proof.prove((await stranger.told()).nonce, BOSS, statement(hello))
+        stranger.writer.write(pack(LinkProof(proved)))
+        assert "'n7' is not a member of the group" in (await stranger.told()).reason
+    assert [("n7", 1, b"entries")] == world.heard[0]
+
+
 async def test_a_proof_is_good_once_and_for_one_statement(world: World, gate: Gate) -> None:
     """N1: not replayed, not for another member, and not one that was made to fetch the log."""
     ours = world.hello(1, receiver="n0")

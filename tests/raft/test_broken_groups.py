@@ -51,7 +51,7 @@ RULES: Final[dict[str, tuple[Broken, int]]] = {
         0,
     ),
     "one vote a term": (_core(breakages.VotesTwice), 38),
-    "votes only for logs that have everything": (_core(breakages.VotesForAnyLog), 9),
+    "votes only for logs that have everything": (_core(breakages.VotesForAnyLog), 21),
     "what differs is dropped": (_core(breakages.KeepsWhatDiffers), 9),
     "a member that lost committed entries does not vote": (
         lambda: patch.object(RaftLog, "lost", PropertyMock(return_value=NO_INDEX), create=True),

@@ -30,8 +30,8 @@ RULES: Final[dict[str, tuple[Broken, type[Leadership], int]]] = {
     "the last term counts before the length": (Broken(breakages.ComparesLengthsOnly), Leadership, 158),
     "the term is remembered at a restart": (Broken(forgets_term=True), Leadership, 4),
     "no vote while a leader is heard": (Broken(breakages.VotesAgainstItsLeader), Leadership, 41),
-    "the entry before is compared": (Broken(breakages.TakesEntriesAnywhere), Leadership, 74),
-    "what differs is dropped": (Broken(breakages.KeepsWhatDiffers), Leadership, 11),
+    "the entry before is compared": (Broken(breakages.TakesEntriesAnywhere), Leadership, 149),
+    "what differs is dropped": (Broken(breakages.KeepsWhatDiffers), Leadership, 13),
     "what is equal is not dropped": (Broken(breakages.TruncatesWhatIsEqual), Leadership, 3),
     "what is committed is not dropped": (Broken(breakages.TruncatesCommitted), Leadership, 3),
     "nothing is applied before it is committed": (Broken(breakages.CommitsEarly), Leadership, 40),
@@ -56,7 +56,7 @@ MEMBER_RULES: Final[dict[str, tuple[Broken, type[Leadership], int]]] = {
         Leadership,
         133,
     ),
-    "a change counts when it is in the log": (Broken(breakages.ChangesWhenCommitted), Leadership, 10),
+    "a change counts when it is in the log": (Broken(breakages.ChangesWhenCommitted), Leadership, 9),
     "members that have left, and learners, are not counted": (Broken(), breakages.CountsThoseThatLeft, 0),
     "the new members can elect a leader": (Broken(breakages.TakesAnyVoter), Leadership, 158),
     "a change counts on what members answer now": (Broken(breakages.BelievesOldAnswers), Leadership, 394),
@@ -69,7 +69,7 @@ MEMBER_RULES: Final[dict[str, tuple[Broken, type[Leadership], int]]] = {
 STORM_RULES: Final[dict[str, tuple[Broken, type[Leadership], int]]] = {
     "entries of old terms are not counted": (Broken(), breakages.CountsOldTerms, 32),
     "the vote is remembered at a restart": (Broken(forgets_vote=True), Leadership, 656),
-    "the vote is on the disk before it is sent": (Broken(sends_before_vote_is_saved=True), Leadership, 57),
+    "the vote is on the disk before it is sent": (Broken(sends_before_vote_is_saved=True), Leadership, 76),
 }
 
 

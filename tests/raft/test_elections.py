@@ -267,6 +267,24 @@ def test_an_empty_member_does_not_take_over() -> None:
     assert (ready.messages, ready.role, empty.term) == ([], None, 1)
 
 
+def test_votes_for_its_life_before_do_not_elect_a_member_that_lost_its_disk() -> None:
+    """P1: a voter with a slow disk has them still to answer when the member comes back, empty. It does not know yet
+    that anything is committed; nobody would vote for its empty log now."""
+    empty = core(now_ms=300)
+    empty.step(VoteReply(sender="n2", receiver="n0", term=4, is_granted=False, is_pre=True), LATER)
+    ready = empty.tick(empty.deadline_ms)
+    (asked,) = {message.term for message in ready.messages if isinstance(message, VoteRequest) and message.is_pre}
+    for is_pre in (True, False, True, False):
+        empty.step(VoteReply(sender="n1", receiver="n0", term=5, is_granted=True, is_pre=is_pre), LATER)
+    assert (empty.role, empty.term) == (RaftRole.CANDIDATE, 4)
+    # In a new group, whose first leader has written nothing, others do vote for an empty log: in the term that is next.
+    ready = empty.step(VoteReply(sender="n1", receiver="n0", term=asked, is_granted=True, is_pre=True), LATER)
+    assert {message.term for message in ready.messages if isinstance(message, VoteRequest)} == {5}
+    assert answer(core(term=4).step(vote(asked, -1, -1, is_pre=True), LATER)).is_granted
+    empty.step(VoteReply(sender="n1", receiver="n0", term=5, is_granted=True), LATER)
+    assert (empty.role, empty.term) == (RaftRole.LEADER, 5)
+
+
 def test_a_vote_counts_also_after_the_candidate_has_begun_to_ask_again() -> None:
     """P1: a voter with a slow disk answers late. The candidate asks for pre-votes of the next term meanwhile, and its
     own term is still the same."""

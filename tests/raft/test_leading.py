@@ -11,7 +11,7 @@ from ternmq.raft.core import RaftCore
 from ternmq.raft.group import Members
 from ternmq.raft.matching import RUNS_MAX
 from ternmq.raft.messages import NO_INDEX, Append, AppendReply, TransferNow, VoteReply
-from ternmq.raft.progress import Pace
+from ternmq.raft.progress import HELD_MS, Pace
 from ternmq.raft.ready import RaftRole, Ready
 from ternmq.raft.wire import FRAME_EXTRA_BYTES, pack_message
 from tests.raft.group import Group, Member, core, reply
@@ -29,7 +29,7 @@ def elected(member: RaftCore) -> RaftCore:
     member.tick(NOW)
     for is_pre in (True, False):
         for name in member.members.voters[1:]:
-            term = member.term + is_pre
+            term = member._asked_term if is_pre else member.term
             member.step(VoteReply(sender=name, receiver="n0", term=term, is_granted=True, is_pre=is_pre), NOW)
     assert member.role is RaftRole.LEADER
     return member
@@ -382,3 +382,58 @@ def test_an_append_has_no_more_terms_than_its_frame_has_room_for() -> None:
     assert [(0, RUNS_MAX - 1), (RUNS_MAX, 2 * RUNS_MAX - 1), (2 * RUNS_MAX, 3 * RUNS_MAX - 2)] == sent(ready)
     assert all(each.is_well_formed for each in appends)
     assert all(len(pack_message(each)[0]) < FRAME_EXTRA_BYTES for each in appends)
+
+
+def test_one_that_is_to_leave_has_a_lease_by_the_answers_of_the_only_voter() -> None:
+    """P3: the one that stays can elect itself at any time."""
+    alone = leader(members=Members(("n0",)))
+    assert alone.has_lease(NOW + 10_000)
+    member = leader(1, members=Members(("n0", "n1")))
+    log = member._terms
+    assert isinstance(log, MemoryLog)
+    log.append(1, [Entry(1, "n0 leaves", Members(("n1",))), Entry(member.term, "new")])
+    member.appended(NOW)
+    assert not member.has_lease(NOW)
+    member.step(reply("n1", member.term, 0, sent_ms=NOW), NOW + 10)
+    assert member.has_lease(NOW + 500)
+    assert not member.has_lease(NOW + 600)
+
+
+def test_a_leader_that_is_filling_is_none_of_those_that_could_elect_another() -> None:
+    """P1: the others have committed what is not on its own disk yet. It would not vote without a leader, so those that
+    a change leaves must be able to elect one without it (changes of members, seed 88112204582)."""
+    member = leader()
+    write(member, is_stored=False)
+    for node in ("n1", "n2"):
+        equal(member, node)
+        equal(member, node, sent_ms=NOW + 1, now_ms=NOW + 1)
+    assert (0, True) == (member.commit, member.is_filling)
+    with pytest.raises(ServiceNotAvailable, match="n0 cannot be reached or lacks a part of the log"):
+        member.check_change(Members(("n0", "n2")), NOW + 1, since_ms=NOW)
+    member.stored(0, NOW + 1)
+    member.check_change(Members(("n0", "n2")), NOW + 1, since_ms=NOW)
+
+
+def test_a_follower_that_takes_nothing_gets_entries_once_a_second() -> None:
+    """P3: its disk is full. It is heard all the same, and gets entries at once when it has taken some."""
+    member = leader(*[1] * 10)
+    equal(member)
+    write(member, 3)
+
+    def attempt(now_ms: int) -> list[tuple[int, int]]:
+        """It has dropped them, and refuses the next heartbeat."""
+        member.step(reply("n1", 2, 12, refused=True, hint_index=9, hint_term=1, sent_ms=now_ms), now_ms)
+        return sent(member.step(reply("n1", 2, 9, sent_ms=now_ms), now_ms))
+
+    assert [[(10, 12)]] * 4 == [attempt(NOW + 150 * number) for number in range(4)]
+    assert [(10, 12)] == attempt(NOW + 460), "it is the same refusal"
+    assert [[]] * 3 == [attempt(NOW + 600 + 150 * number) for number in range(3)]
+    assert member.followers()[0].heard_ms == NOW + 900
+    later = NOW + 600 + HELD_MS
+    assert [(10, 12)] == sent(member.step(reply("n1", 2, 9, sent_ms=later), later))
+    assert [] == attempt(later + 10), "it has still taken nothing"
+    later += 10 + HELD_MS
+    assert [(10, 12)] == sent(member.step(reply("n1", 2, 9, sent_ms=later), later))
+    member.step(reply("n1", 2, 11, sent_ms=later), later)
+    member.step(reply("n1", 2, 12, refused=True, hint_index=11, hint_term=2, sent_ms=later + 10), later + 10)
+    assert [(12, 12)] == sent(member.step(reply("n1", 2, 11, sent_ms=later + 10), later + 10))

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from pathlib import Path
+from unittest.mock import AsyncMock, patch
 
 import pytest
 
 from ternmq import names
 from ternmq.admin import Admin
-from ternmq.errors import BrokerRefused, CallTimeout, InvalidParameter, ServiceNotAvailable, TernError
+from ternmq.errors import BrokerRefused, CallTimeout, InvalidParameter, NotMaster, ServiceNotAvailable, TernError
 from ternmq.raft.group import Members
+from ternmq.raft.log import RaftLog
 from ternmq.raft.membership import MEMBERS_FLAG, Change, ListedMember, Membership, pack_body, peers_in
 from ternmq.store.log.draft import Draft
+from ternmq.store.store import MessageStore
 from ternmq.testing.cluster import RAFT_PORT, Cluster, Node
 from ternmq.testing.disk import SimulatedDisk
+from ternmq.wire.layouts.raft_entry import ENTRY_HEADER_BYTES
 from ternmq.wire.record import pack_record, record_bytes
 from tests.raft.group import Group
 from tests.raft.member_simulation import MemberSimulation
@@ -23,8 +27,11 @@ from tests.raft.memory_log import Entry
 from tests.raft.seeds import live, live_twice
 from tests.raft.test_filling import copy_log, delete_old, is_there, node_of, put, wiped
 from tests.raft.test_group_simulation import Shop, a_selling_group, agree, bodies, data_files, leader_of, run, until
-from tests.store.small import HOST
+from tests.raft.test_log import commit, raft_store
+from tests.raft.test_log import put as put_all
+from tests.store.small import HOST, crash
 from tests.store.small import bodies as all_bodies
+from tests.store.spoiled import edit
 
 # --- Cores ------------------------------------------------------------------------------------------------------------
 
@@ -50,6 +57,11 @@ def test_a_member_that_began_anew_votes_beside_one_that_lost_its_disk() -> None:
 def test_a_leader_with_a_slow_disk_is_filled_and_votes_after_a_restart() -> None:
     """Without its vote the members that an unfinished change has left had no leader."""
     live(2100702, kind=MemberSimulation)
+
+
+def test_a_leader_with_a_slow_disk_is_not_left_with_one_other_that_needs_its_vote() -> None:
+    """It was filling, and does not vote without a leader: there was none any more."""
+    live(88112204582, kind=MemberSimulation)
 
 
 def test_a_new_group_whose_leader_dies_in_its_first_moments_elects_another() -> None:
@@ -172,7 +184,7 @@ def test_the_file_counts_only_for_what_the_log_has() -> None:
     one = (ListedMember("n0", "a:1"),)
     two = (*one, ListedMember("n1", "b:1", votes=False))
     membership = Membership(disk, path)
-    membership.load(first_index=0, term_of=lambda _index: None)
+    membership.load(first_index=0, has=lambda _change: False)
     assert (None, -1) == (membership.members, membership.index)
     membership.add(Change(5, 1, one), committed=-1)
     membership.add(Change(9, 2, two), committed=5)
@@ -181,11 +193,80 @@ def test_the_file_counts_only_for_what_the_log_has() -> None:
     assert (Members(("n0",)), 5) == (membership.members, membership.index)
     for terms, expected in (({5: 1, 9: 2}, 9), ({5: 1, 9: 3}, 5), ({5: 1}, 5), ({}, -1)):
         again = Membership(disk, path)
-        again.load(first_index=0, term_of=terms.get)
+        again.load(first_index=0, has=lambda change, terms=terms: terms.get(change.index) == change.term)  # type: ignore[misc]
         assert expected == again.index
     again = Membership(disk, path)
-    again.load(first_index=7, term_of={9: 3}.get)
+    again.load(first_index=7, has=lambda _change: False)
     assert 5 == again.index, "an entry that was deleted was committed"
+
+
+GROUP = (ListedMember("n0", "a:1"), ListedMember("n1", "b:1"), ListedMember("n2", "c:1"))
+
+
+def put_change(store: MessageStore, log: RaftLog, peers: tuple[ListedMember, ...]) -> None:
+    """As a leader does it."""
+    log.membership.add(Change(log.last_index + 1, log.term, peers), committed=log.committed)
+    store.put(Draft(names.RAFT_MEMBERS_TOPIC, 0, pack_body(peers), "", 1, HOST, flag=MEMBERS_FLAG))
+
+
+def members_after_a_start(root: Path) -> tuple[Members | None, int]:
+    store, log = raft_store(root)
+    with store:
+        return log.members, log.members_index
+
+
+def test_a_change_that_did_not_come_to_the_log_is_no_other_entry(tmp_path: Path) -> None:
+    """P1: the disk of a leader was full for a moment. The next message got index and term of the change, which counted
+    from the next start on: that member knew another group than all others."""
+    store, log = raft_store(tmp_path)
+    with store:
+        put_change(store, log, GROUP)
+        commit(store, log)
+        log.membership.add(Change(1, log.term, GROUP[:2]), committed=0)
+        log.membership.cut(1)
+        put_all(store, "message")
+        commit(store, log)
+        crash(store, tmp_path / "killed")
+    for root in (tmp_path, tmp_path / "killed"):
+        assert (Members(("n0", "n1", "n2")), 0) == members_after_a_start(root)
+
+
+@pytest.mark.parametrize("has_come", [False, True])
+def test_a_change_that_was_taken_back_does_not_return_when_retention_passes_it(tmp_path: Path, has_come: bool) -> None:
+    """P1: of an entry that is deleted the file alone tells whether it was in the log."""
+    store, log = raft_store(tmp_path)
+    with store:
+        put_change(store, log, GROUP)
+        commit(store, log)
+        if has_come:
+            put_change(store, log, GROUP[:2])
+            store.truncate(log.cut_before(1), NotMaster("another leader was elected"))
+        else:
+            log.membership.add(Change(1, log.term, GROUP[:2]), committed=0)
+            # It is killed before the entry comes.
+    store, log = raft_store(tmp_path, term=2)
+    with store:
+        put_all(store, *map(str, range(30)), size=300)
+        commit(store, log)
+        log.save_committed()
+        while len(log.starts) > 1:
+            log.drop_first().unlink()
+        assert log.first_index > 1
+    assert (Members(("n0", "n1", "n2")), 0) == members_after_a_start(tmp_path)
+
+
+def test_a_change_whose_entry_cannot_be_read_counts(tmp_path: Path) -> None:
+    """P1: a damaged entry in the middle of the log says nothing; the file does."""
+    store, log = raft_store(tmp_path)
+    with store:
+        put_all(store, "message")
+        put_change(store, log, GROUP)
+        position = log.position_of(1)
+        put_all(store, *map(str, range(30)), size=300)
+        commit(store, log)
+    assert position is not None
+    edit(tmp_path / "dledger-n0" / "data" / f"{0:020d}", position + ENTRY_HEADER_BYTES + 100, b"\xff\xff")
+    assert (Members(("n0", "n1", "n2")), 1) == members_after_a_start(tmp_path)
 
 
 def members_record(body: bytes, *, topic: str = names.RAFT_MEMBERS_TOPIC) -> bytearray:
@@ -434,6 +515,25 @@ def test_what_cannot_be_changed_is_refused_with_a_sentence() -> None:
             await group.remove(node_of(leader).id)
 
     run(22, story)
+
+
+def test_a_learner_that_keeps_up_is_not_asked_to_take_over() -> None:
+    """P4: it has as much as the others, and cannot lead; a leader that stops would hand over to nobody."""
+
+    async def story(cluster: Cluster) -> None:
+        members, shop, leader = await a_selling_group(cluster)
+        learner = joining(cluster, members, 3)
+        await cluster.start(learner)
+        assert leader.broker is not None
+        assert leader.broker.group is not None
+        group = leader.broker.group
+        with patch.object(group.node.members, "_promote", AsyncMock()):
+            await group.add(f"n3-{learner.ip}:{RAFT_PORT}")
+            await shop.node.stop()
+            await until(lambda: {group.log.last_index} == {each.match for each in group.node.core.followers()})
+            assert await group.transfer("") in ("n0", "n1", "n2")
+
+    run(23, story)
 
 
 def test_a_learner_that_cannot_be_reached_does_not_vote_and_stops_nothing() -> None:

@@ -27,7 +27,7 @@ from tests.store.small import draft, files, quiet_store, small_config
 pytestmark = pytest.mark.skipif(not HAS_NATIVE, reason="the compiled kernels are not installed")
 
 SEGMENT: Final = 8192
-INDEX_MAX: Final = 2**63 - 1
+NUMBER_MAX: Final = 2**63 - 1
 _CRC_OF_RECORD: Final = struct.Struct(">I")
 
 
@@ -79,8 +79,9 @@ def damage(place: tuple[Path, int, int], what: str, value: int) -> None:
     elif what == "position":
         data[at : at + ENTRY_HEADER_BYTES] = pack_entry_header(number, term, position + value, record)
     elif what == "no checksums":
-        # As DLedger writes them; also with a number that none can follow.
-        number = INDEX_MAX if value % 7 == 0 else number
+        # As DLedger writes them; also with a number, or a term, that none can follow.
+        number = NUMBER_MAX if value % 7 == 0 else number
+        term = NUMBER_MAX if value % 7 == 1 else term
         ENTRY_HEADER.pack_into(data, at, *before, number, term, position, 0, 0, 0, record_bytes)
     elif what == "checksum of the record":
         data[at + 40 : at + 44] = _CRC_OF_RECORD.pack(record_crc ^ (value or 1) & 0xFFFFFFFF)
@@ -96,11 +97,10 @@ def started(root: Path) -> tuple[Any, ...]:
         with quiet_store(config_of(root), log=log) as store:
             pending = len(store._pending)
             found = [log.first_index, log.last_index, log.last_term, log.end, log.committed, store.dispatched, pending]
-            if log.last_index < INDEX_MAX:
-                log.term = log.last_term + 1
-                placed = store.put(draft())
-                store.confirm(store.written)
-                found += [placed.log_offset, placed.queue_offset]
+            log.term = log.last_term + 1
+            placed = store.put(draft())
+            store.confirm(store.written)
+            found += [placed.log_offset, placed.queue_offset]
     except TernError as error:
         return type(error), str(error).replace(str(root), "")
     home = root / "dledger-n0"
@@ -127,6 +127,8 @@ damages = st.tuples(st.integers(0, 59), kinds, st.integers(-3, 1 << 16))
 @example(60, 60, [], {"checkpoint"})
 @example(60, 40, [(30, "index", 1)], {"checkpoint", "consumequeue"})
 @example(60, 60, [(20, "no checksums", 7), (21, "no checksums", 7)], {"checkpoint", "consumequeue"})
+@example(1, 1, [(0, "no checksums", 7)], set())
+@example(2, 1, [(1, "no checksums", 1)], {"dledger-n0/index"})
 def test_a_start_with_kernels_finds_what_one_without_finds(
     count: int, confirmed: int, damaged: list[tuple[int, str, int]], lost: set[str]
 ) -> None:

@@ -129,7 +129,7 @@ def test_faults_of_entries_are_told(tmp_path: Path) -> None:
     assert "entry-crc" in kinds(root)
     first.write_bytes(sound)
     # As DLedger writes it, without a CRC.
-    edit(first, place.log_offset + place.size + 8, (9).to_bytes(8, "big"))
+    edit(first, place.log_offset + place.size + 8, (0).to_bytes(8, "big"))
     edit(first, place.log_offset + place.size + 36, bytes(8))
     assert ["entry-order", "entry-index"] == kinds(root)
     first.write_bytes(sound)

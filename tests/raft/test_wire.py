@@ -26,7 +26,7 @@ BYTES_MAX = 1 << 16
 BOTH: Any = {"sender": "n1", "receiver": "n0"}
 
 
-def entries(first: int, terms: list[int], position: int = 0) -> bytes:
+def entries(first: int, terms: list[int], position: int = 1 << 20) -> bytes:
     data = b""
     for number, term in enumerate(terms):
         record = b"record %d" % number

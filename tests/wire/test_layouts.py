@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,11 +52,16 @@ def test_the_fields_of_entries_are_where_their_structs_have_them() -> None:
 numbers = st.integers(0, (1 << 63) - 1)
 
 
-@given(index=numbers, term=numbers, position=numbers, record=st.binary(min_size=1, max_size=40), data=st.data())
+#: No entry is smaller than a header and the smallest record, and all before it have their places before it.
+places = numbers.flatmap(lambda position: st.tuples(st.integers(0, position // (48 + 91)), st.just(position)))
+
+
+@given(at=places, term=st.integers(0, (1 << 62) - 1), record=st.binary(min_size=1, max_size=40), data=st.data())
 def test_an_entry_header_says_what_was_packed_or_nothing(
-    index: int, term: int, position: int, record: bytes, data: st.DataObject
+    at: tuple[int, int], term: int, record: bytes, data: st.DataObject
 ) -> None:
     """P2: DLedger's fields at DLedger's places; no flipped bit, in header or record, goes unnoticed."""
+    index, position = at
     header = pack_entry_header(index, term, position, record)
     place = EntryPlace(index, term, position, 48 + len(record))
     assert (ENTRY_HEADER_BYTES, place) == (len(header), unpack_entry_header(header))
@@ -70,6 +76,17 @@ def test_an_entry_header_says_what_was_packed_or_nothing(
     # DLedger has no CRCs; what it wrote is read all the same.
     theirs = header[:36] + bytes(8) + header[44:]
     assert (place, True) == (unpack_entry_header(theirs), is_record_whole(theirs + record))
+
+
+@pytest.mark.parametrize(
+    ("index", "term", "position"),
+    [(9, 1, 9 * 139 - 1), ((1 << 63) - 1, 1, (1 << 63) - 1), (0, (1 << 63) - 1, 0), (0, 1 << 62, 0), (0, 1, -1)],
+)
+def test_numbers_that_no_entry_has_are_damage(index: int, term: int, position: int) -> None:
+    """P2: also without a CRC, as DLedger writes them."""
+    header = pack_entry_header(index, term, position, b"record")
+    assert unpack_entry_header(header) is None
+    assert unpack_entry_header(header[:36] + bytes(8) + header[44:]) is None
 
 
 @given(index=numbers, term=numbers, position=numbers, size=st.integers(49, (1 << 31) - 1))

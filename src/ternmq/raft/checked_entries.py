@@ -6,7 +6,7 @@ Each holds one whole record, by the CRCs of both.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from ternmq.errors import RemoteProtocolError
 from ternmq.kernels import HAS_NATIVE, native
@@ -14,16 +14,14 @@ from ternmq.raft.membership import MEMBERS_FLAG
 from ternmq.raft.places import EntryStretch
 from ternmq.types import Buffer
 from ternmq.wire.layouts.raft_entry import (
+    ENTRY_BYTES_MIN,
     ENTRY_HEADER_BYTES,
     EntryPlace,
     is_record_whole,
     pack_index_unit,
     unpack_entry_header,
 )
-from ternmq.wire.record import BLANK_BYTES, MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN, unpack_log_place
-
-#: A header, and the smallest record.
-_ENTRY_BYTES_MIN: Final = ENTRY_HEADER_BYTES + RECORD_BYTES_MIN
+from ternmq.wire.record import BLANK_BYTES, MAGIC_V1, MAGIC_V2, unpack_log_place
 
 
 class CheckedEntries(NamedTuple):
@@ -71,7 +69,7 @@ def check_entries(data: Buffer, *, index: int, term: int, end: int, file_bytes: 
         record_at = at + ENTRY_HEADER_BYTES
         at += place.size
         size, magic, flag, log_offset = (
-            unpack_log_place(data, record_at) if place.size > _ENTRY_BYTES_MIN else (0, 0, 0, 0)
+            unpack_log_place(data, record_at) if place.size > ENTRY_BYTES_MIN else (0, 0, 0, 0)
         )
         if (
             record_at + size != at

@@ -51,6 +51,7 @@ def _differences(one: Members, other: Members) -> set[NodeId]:
     return {*one.voters}.symmetric_difference(other.voters) | {*one.learners}.symmetric_difference(other.learners)
 
 
+_LIFE_NUMBER_MAX: Final = 1 << 31
 #: Terms grow by some a second at most. One that is damaged would be on all disks, and leave no room for the next term.
 TERM_LEAP_MAX: Final = 1 << 32
 
@@ -107,6 +108,8 @@ class RaftCore:
         self._votes: set[NodeId] | None = None
         #: Who would vote in the next term, if that is what this member asks at the moment.
         self._pre_votes: set[NodeId] | None = None
+        #: No other life of this member asks with this number.
+        self._life_number = 1 + now_ms % _LIFE_NUMBER_MAX
         self._election_ms = now_ms
         if len(self._members.voters) > 1:
             self._wait_for_leader(now_ms)
@@ -212,10 +215,13 @@ class RaftCore:
 
     def _check_majority(self, leadership: Leadership, members: Members, now_ms: int, since_ms: int) -> None:
         """Whether the new members could elect a leader: one that is not filled does not vote, and is not filled without
-        a leader."""
+        a leader. The leader of a new group may be such a one: it has committed more than is on its own disk."""
         own = self._config.self_id
-        others = [node for node in members.voters if node != own]
-        behind = [node for node in others if not leadership.keeps_up(node, now_ms, since_ms=since_ms)]
+        behind = [
+            node
+            for node in members.voters
+            if (self._gap.is_open if node == own else not leadership.keeps_up(node, now_ms, since_ms=since_ms))
+        ]
         if len(members.voters) - len(behind) < members.quorum:
             raise ServiceNotAvailable(
                 f"{', '.join(behind)} cannot be reached or lacks a part of the log, and with the new members the group "
@@ -300,7 +306,7 @@ class RaftCore:
 
     def _campaign(self, now_ms: int, ready: Ready, *, is_pre: bool) -> None:
         """Ask for votes in the next term, or first whether there would be a majority of them."""
-        term = self._term + 1
+        term = self._asked_term if is_pre else self._term + 1
         if is_pre:
             # Votes of this term count on: a voter whose disk is slow answers after this member has begun to ask again.
             self._pre_votes = {self._config.self_id}
@@ -339,6 +345,14 @@ class RaftCore:
         self._gap.forget()
         self._leadership = Leadership(self._config, self._members, self._term, self._terms, now_ms, commit=self._commit)
         self._leadership.heartbeat(now_ms, ready)
+
+    @property
+    def _asked_term(self) -> int:
+        """The term of pre-votes, which begin none: usually the next one. A member that lost its disk may get votes that
+        its life before has asked for, with the log that it had. So it goes on only if a majority would vote for it as
+        it is now: it asks about a term that its life before has not asked about."""
+        is_other_life = self._gap.is_open and self._term > 0
+        return self._term + 1 + (self._life_number if is_other_life else 0)
 
     def _is_majority(self, votes: set[NodeId] | None) -> bool:
         return votes is not None and len(votes.intersection(self._members.voters)) >= self._members.quorum
@@ -398,7 +412,7 @@ class RaftCore:
             if reply.term > self._term:
                 self._follow(reply.term, None, now_ms)
             return
-        votes, term = (self._pre_votes, self._term + 1) if reply.is_pre else (self._votes, self._term)
+        votes, term = (self._pre_votes, self._asked_term) if reply.is_pre else (self._votes, self._term)
         if self._role is RaftRole.CANDIDATE and votes is not None and reply.term == term:
             if reply.sender in self._members.voters:
                 votes.add(reply.sender)

@@ -153,8 +153,6 @@ class Leadership:
         """Whether no other leader can have been elected until now."""
         if self._heir_is_told:
             return False
-        if len(self._members.voters) == 1:
-            return True
         since_ms = self._quorum_ms(self._no_lease_ms)
         return since_ms > self._no_lease_ms and now_ms < since_ms + self._config.lease_ms
 
@@ -310,12 +308,15 @@ class Leadership:
             # overtaken tell nothing: a heartbeat will bring the next one.
             if reply.hint_index < progress.match:
                 progress.lost(reply.hint_index)
+            if progress.pace is Pace.STREAM:
+                progress.refused(now_ms)
             self._retreat(node, progress, reply, now_ms, ready)
         if node == self._heir:
             self._hand_over(now_ms, ready)
 
     def _accepted(self, node: NodeId, progress: Progress, reply: AppendReply, now_ms: int, ready: Ready) -> None:
         progress.stored(reply.stored)
+        progress.took(reply.index)
         if progress.pace is Pace.COPY:
             # A heartbeat names no entry: so what is equal is what the follower knows as committed. Anything else has
             # been refused before.
@@ -328,6 +329,9 @@ class Leadership:
                 ready.needs_copy.append(node)
             return
         if progress.pace is Pace.PROBE:
+            if now_ms < progress.held_until_ms:
+                progress.probe(reply.index + 1)
+                return
             progress.stream(reply.index + 1)
         self._stream(node, progress, now_ms, ready)
 

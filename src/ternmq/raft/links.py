@@ -27,7 +27,7 @@ from typing import Final, Self
 
 import msgspec
 
-from ternmq.errors import RemoteProtocolError, TernError
+from ternmq.errors import ConfigError, RemoteProtocolError, TernError
 from ternmq.net import proof
 from ternmq.net.endpoint import Acceptor, Bound, dial, listen, split_address
 from ternmq.net.gate import Gate
@@ -303,7 +303,10 @@ class Links:
         """What a connection that has said who it is must sign; empty if nothing, None if it is refused."""
         # Where callers are checked, a stranger learns nothing of this group.
         reason = self._address_refusal(connection, hello.sender)
-        if reason:
+        # By a change that is not known here yet, also a machine that this member does not know may be that of a member,
+        # and even lead: it has to sign like all others.
+        may_have_joined = self._gate is not None and hello.sender not in self._out and hello.members_index >= 0
+        if reason and not may_have_joined:
             self._turn_away(connection, reason)
             return None
         return proof.new_nonce() if self._gate is not None else ""
@@ -406,7 +409,13 @@ class Links:
 
     def _stranger_refusal(self, hello: Hello) -> str:
         """A member by a change that is not known here yet; there are few of those."""
-        if hello.sender in self._out or (MEMBER_ID.match(hello.sender) and len(self._out) < 2 * MEMBERS_MAX):
+        if hello.sender in self._out:
+            return ""
+        if MEMBER_ID.match(hello.sender) and len(self._out) < 2 * MEMBERS_MAX:
+            try:
+                split_address(hello.raft_address)
+            except ConfigError as error:
+                return f"{hello.sender} does not say where other members reach it: {str(error)[:200]}"
             return ""
         return f"{hello.sender[:20]!r} is not a member of the group ({', '.join(self.hello.members)})"
 

@@ -336,7 +336,9 @@ class RaftLog:
             self.lost = -1
 
     def save_committed(self) -> None:
-        """Write ``checkpoint`` if it is not up to date. For the node, every 3 s or so. Raises ``StoreError``."""
+        """Write ``checkpoint``, and ``members``, if they are not up to date. For the node, every 3 s or so. Raises
+        ``StoreError``."""
+        self.membership.tidy()
         first = self.first_index
         prev_term = self._places.prev_term
         # Entry 0 may be behind an old log that was deleted.
@@ -407,7 +409,7 @@ class RaftLog:
             if plain.starts and plain.form_at(plain.starts[-1]) is not RAFT_FORM:
                 plain.close_segment()
             self.end = plain.end
-        self.membership.load(first_index=self.first_index, term_of=self.term_of)
+        self.membership.load(first_index=self.first_index, has=self._has_change)
         self.committed = min(max(saved.committed_index, self.first_index - 1), self.last_index)
         if (lost := max(saved.lost_index, saved.committed_index)) > self.committed:
             self.lost = lost
@@ -418,6 +420,17 @@ class RaftLog:
             self._save_less()
         except DiskFull as error:
             log.warning("this member takes no entries before there is room on its disk: %s", error)
+
+    def _has_change(self, change: Change) -> bool:
+        """Whether the log has this entry. Index and term alone do not tell: a leader whose disk had no room for it went
+        on with another one in the same term. Of one that cannot be read the file knows more."""
+        place = self._places.locate(change.index)
+        if place is None or place.term != change.term:
+            return False
+        entry = self._plain.view(place.position, place.size)
+        if entry is None or unpack_entry_header(entry) != place or not is_record_whole(entry):
+            return True
+        return peers_in(entry[ENTRY_HEADER_BYTES:]) == change.members
 
     def is_sealed(self, lead: bytes, log_offset: int, size: int, /) -> bool:
         place = unpack_entry_header(lead)
@@ -536,6 +549,8 @@ class RaftLog:
         return self._index.take_unsynced()
 
     def drop_first(self) -> Path:
+        with contextlib.suppress(StoreError):
+            self.membership.tidy()
         path = self._plain.drop_first()
         first = self.first_index
         self._places.drop_before(self._plain.begin)

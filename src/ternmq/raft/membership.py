@@ -13,8 +13,9 @@ A new member is a *learner* first: it gets the log, and nothing depends on it. W
 voter, with a second change.
 
 The file ``members`` keeps the changes that may matter: the newest that is committed, and those behind it. It is on the
-disk *before* the entry is in the log, so no entry is ever missed. One in the file that the log does not have, by index
-and term, does not count. Retention may delete the entry; the file stays.
+disk *before* the entry is in the log, so no entry is ever missed. One in the file that the log does not have does not
+count, and is taken out of the file soon (``tidy``): retention may delete entries, and of one that is deleted the file
+alone tells whether it was there.
 """
 
 from __future__ import annotations
@@ -124,12 +125,13 @@ class Membership:
     def __init__(self, disk: Disk, path: Path) -> None:
         self._disk = disk
         self._path = path
-        #: In the order of the log.
+        #: In the order of the log; and as the file has them.
         self._changes: tuple[Change, ...] = ()
+        self._saved: tuple[Change, ...] = ()
         self._members: Members | None = None
 
-    def load(self, *, first_index: int, term_of: Callable[[int], int | None]) -> None:
-        """Take the changes that the log has, or has deleted. Raises ``CorruptFile``."""
+    def load(self, *, first_index: int, has: Callable[[Change], bool]) -> None:
+        """Take the changes that the log ``has``, or has deleted. Raises ``CorruptFile``."""
         data = self._disk.read(self._path)
         try:
             changes = _changes.decode(data) if data is not None else ()
@@ -141,7 +143,8 @@ class Membership:
                 "away and start it again: it gets the log from the group",
                 path=str(self._path),
             ) from None
-        self._keep(tuple(each for each in changes if each.index < first_index or term_of(each.index) == each.term))
+        self._saved = changes
+        self._keep(tuple(each for each in changes if each.index < first_index or has(each)))
 
     @property
     def newest(self) -> Change | None:
@@ -167,14 +170,23 @@ class Membership:
         kept = self.committed(committed)
         changes = tuple(each for each in self._changes if kept is None or each.index >= kept.index)
         changes = (*(each for each in changes if each.index < change.index), change)
-        self._disk.replace(self._path, _encode(changes))
+        self._save(changes)
         self._keep(changes)
 
     def cut(self, index: int) -> None:
-        """The entries from ``index`` on are taken back. The file may still have them: they are of terms that are over,
-        so no other entries will have their index and term."""
+        """The entries from ``index`` on are taken back, or have not come. The file still has them; see ``tidy``."""
         if self._changes and self._changes[-1].index >= index:
             self._keep(tuple(each for each in self._changes if each.index < index))
+
+    def tidy(self) -> None:
+        """Before retention deletes more: take out of the file what the log does not have. Once entries behind that are
+        deleted, it would be taken for one of them. Raises ``StoreError``."""
+        if self._saved != self._changes:
+            self._save(self._changes)
+
+    def _save(self, changes: tuple[Change, ...]) -> None:
+        self._disk.replace(self._path, _encode(changes))
+        self._saved = changes
 
     def _keep(self, changes: tuple[Change, ...]) -> None:
         self._changes = changes

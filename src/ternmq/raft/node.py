@@ -72,7 +72,8 @@ log = logging.getLogger(__name__)
 _TURN_BYTES: Final = 4 << 20
 #: How often the commit index is saved, which is only a hint for the next start, and the disk is looked at.
 _LOOK_S: Final = 3.0
-#: How long a follower whose disk is full takes no entries: each attempt makes a new core.
+#: How long a follower takes no entries when its disk was full, or they could not be taken: each attempt makes a new
+#: core.
 _FULL_PAUSE_S: Final = 1.0
 #: How long a leader with a full disk that could not be rid of its role keeps it.
 _LEAVE_AGAIN_S: Final = 60.0
@@ -157,9 +158,9 @@ class RaftNode:
         self._unled: Final = Waiters[bool]()
         self._unleased: Final = Waiters[None]()
         self._unturned: Final = Waiters[None]()
-        #: Set when the role changes.
+        #: Set when the role changes, or nobody is to take it over.
         self._changed = asyncio.Event()
-        #: Until then entries are dropped unread: the disk was full.
+        #: Until then entries are dropped unread: the disk was full, or they could not be taken.
         self._full_until = 0.0
         #: When a leader with a full disk may hand over again.
         self._leave_at = 0.0
@@ -249,8 +250,13 @@ class RaftNode:
         return not self.is_leader
 
     def _best_linked(self) -> NodeId | None:
-        """The follower that has most; the core does not know of one that has just closed its connection."""
-        linked = [(each.match, each.node) for each in self.core.followers() if self.links.is_linked(each.node)]
+        """The voter that has most; the core does not know of one that has just closed its connection."""
+        voters = self.core.members.voters
+        linked = [
+            (each.match, each.node)
+            for each in self.core.followers()
+            if each.node in voters and self.links.is_linked(each.node)
+        ]
         return max(linked, default=(0, None))[1]
 
     def status(self) -> RaftStatus:
@@ -340,6 +346,9 @@ class RaftNode:
         if self._unleased and self.has_lease():
             self._unleased.answer(None)
         self._unturned.answer(None)
+        if self.core.heir is None:
+            # A transfer is over also if the role has not changed.
+            self._changed.set()
         if self._may_act:
             self._set_timer()
 
@@ -452,6 +461,9 @@ class RaftNode:
             log.info("%s has all that was committed before it began: it votes from now on", self.id)
         self._hard_state = state
         self.is_busy = False
+        if self.trouble:
+            # The disk has failed meanwhile: nothing that was decided is told.
+            return
         try:
             self._finish(ready)
         except Exception as error:
@@ -519,6 +531,9 @@ class RaftNode:
             return False
         except RemoteProtocolError as error:
             self._logs.error("append", f"entries of {message.sender} are dropped: {error}")
+            # They may be damaged there. Each attempt makes a new core, and asks for all that follows once more.
+            self._full_until = self._loop.time() + _FULL_PAUSE_S
+            self.missing.reason = f"entries of {message.sender} cannot be taken: {error}"
             return False
         self.missing.reason = ""
         self.members.see()

@@ -12,9 +12,15 @@ from __future__ import annotations
 
 from collections import deque
 from enum import Enum
+from typing import Final
 
 from ternmq.raft.group import RaftCoreConfig
 from ternmq.raft.messages import NO_INDEX
+
+#: How long a follower that takes nothing gets no entries: as long as one with a full disk drops them unread.
+HELD_MS: Final = 1_000
+#: How often it may refuse without having taken anything: messages get lost.
+REFUSALS_MAX: Final = 4
 
 
 class Pace(Enum):
@@ -27,6 +33,10 @@ class Progress:
     """One follower in one term of its leader."""
 
     __slots__ = (
+        "_heartbeat_ms",
+        "_refusals",
+        "_refused_ms",
+        "_taken",
         "_window",
         "_window_bytes",
         "_window_count_max",
@@ -34,6 +44,7 @@ class Progress:
         "commit_sent",
         "goal",
         "heard_ms",
+        "held_until_ms",
         "is_filled",
         "match",
         "next_index",
@@ -57,6 +68,13 @@ class Progress:
         self.heard_ms: int | None = None
         #: The commit index of the last append.
         self.commit_sent = NO_INDEX
+        #: No entries are sent before this time: it did not take what was sent before.
+        self.held_until_ms = 0
+        #: What it has taken, also if that does not count yet, and how often it has refused to go on since.
+        self._taken = NO_INDEX
+        self._refusals = 0
+        self._refused_ms = 0
+        self._heartbeat_ms = config.heartbeat_ms
         #: (last index, bytes) of each append that is not answered.
         self._window: deque[tuple[int, int]] = deque()
         self._window_bytes = 0
@@ -97,6 +115,22 @@ class Progress:
     def lost(self, index: int) -> None:
         """The follower has nothing behind ``index`` any more."""
         self.match, self.goal, self.is_filled = index, None, False
+        self._taken = min(self._taken, index)
+
+    def took(self, index: int) -> None:
+        """It has all up to ``index``, perhaps not where it counts."""
+        if index > self._taken:
+            self._taken, self._refusals = index, 0
+
+    def refused(self, now_ms: int) -> None:
+        """It did not take what was streamed. If it takes nothing again and again, its disk may be full: the same
+        entries would go over the network with each heartbeat."""
+        if now_ms - self._refused_ms >= self._heartbeat_ms:
+            # Once for all that was under way: one message that is overtaken is the reason of many refusals.
+            self._refused_ms = now_ms
+            self._refusals += 1
+        if self._refusals > REFUSALS_MAX:
+            self.held_until_ms = now_ms + HELD_MS
 
     def probe(self, next_index: int) -> None:
         self._forget(Pace.PROBE, next_index)

@@ -23,7 +23,6 @@ from ternmq.wire.record import Record
 
 #: Units that are read together.
 _UNITS: Final = 4096
-_INDEX_MAX: Final = 2**63 - 1
 
 
 class EntryCheck:
@@ -55,7 +54,7 @@ class EntryCheck:
         at = 0
         while at < len(data):
             last, begin = self._last, position + at
-            if last is not None and last.index < _INDEX_MAX and begin in self._behind(last):
+            if last is not None and begin in self._behind(last):
                 # What it leaves is looked at below, one entry; then it goes on.
                 behind, units = native.check_entries(
                     data,

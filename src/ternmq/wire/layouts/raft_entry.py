@@ -27,11 +27,13 @@ from zlib import crc32
 import msgspec
 
 from ternmq.types import Buffer
-from ternmq.wire.record import Page
+from ternmq.wire.record import RECORD_BYTES_MIN, Page
 
 ENTRY_MAGIC: Final = 1
 ENTRY_HEADER: Final = struct.Struct(">iiqqqiIIi")
 ENTRY_HEADER_BYTES: Final = ENTRY_HEADER.size
+#: A header, and the smallest record.
+ENTRY_BYTES_MIN: Final = ENTRY_HEADER_BYTES + RECORD_BYTES_MIN
 #: The header before its CRC, and the rest.
 _BEFORE: Final = struct.Struct(">iiqqqi")
 _BEFORE_BYTES: Final = _BEFORE.size
@@ -41,6 +43,9 @@ INDEX_UNIT: Final = struct.Struct(">iqiqq")
 INDEX_UNIT_BYTES: Final = INDEX_UNIT.size
 #: DLedger's default; no setting of RocketMQ's broker changes it.
 INDEX_FILE_BYTES: Final = 5 * 1024 * 1024 * INDEX_UNIT_BYTES
+
+#: No term is so large: others could follow it for ever.
+TERM_END: Final = 1 << 62
 
 #: First number of a blank (``MmapFileList.BLANK_MAGIC_CODE``), where an entry has its magic.
 BLANK_MARK: Final = -1
@@ -70,9 +75,14 @@ def pack_entry_header(index: int, term: int, position: int, record: Buffer) -> b
 
 
 def unpack_entry_header(data: Buffer, at: int = 0) -> EntryPlace | None:
-    """What a header says; None if there is none: wrong magic, lengths that do not fit, or a wrong CRC."""
+    """What a header says; None if there is none: wrong magic, lengths that do not fit, a wrong CRC, or numbers that no
+    entry can have. DLedger's entries have no CRC: one flipped bit of an index would leave no room for the next, or a
+    member would take itself for one that has all between."""
     magic, size, index, term, position, _, crc, _, record_bytes = ENTRY_HEADER.unpack_from(data, at)
-    if magic != ENTRY_MAGIC or size != ENTRY_HEADER_BYTES + record_bytes or record_bytes <= 0 or index < 0 or term < 0:
+    if magic != ENTRY_MAGIC or size != ENTRY_HEADER_BYTES + record_bytes or record_bytes <= 0:
+        return None
+    # All entries before it have their places before it.
+    if not 0 <= index <= position // ENTRY_BYTES_MIN or not 0 <= term < TERM_END:
         return None
     if crc and (crc32(data[at : at + _BEFORE_BYTES]) or 1) != crc:
         return None
