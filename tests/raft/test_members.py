@@ -5,13 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from pathlib import Path
+from typing import Any
 from unittest.mock import AsyncMock, patch
 
 import pytest
 
 from ternmq import names
 from ternmq.admin import Admin
-from ternmq.errors import BrokerRefused, CallTimeout, InvalidParameter, NotMaster, ServiceNotAvailable, TernError
+from ternmq.errors import (
+    BrokerRefused,
+    CallTimeout,
+    InvalidParameter,
+    NetworkError,
+    NotMaster,
+    ServiceNotAvailable,
+    TernError,
+)
 from ternmq.raft.group import Members
 from ternmq.raft.log import RaftLog
 from ternmq.raft.membership import MEMBERS_FLAG, Change, ListedMember, Membership, pack_body, peers_in
@@ -19,8 +28,10 @@ from ternmq.store.log.draft import Draft
 from ternmq.store.store import MessageStore
 from ternmq.testing.cluster import RAFT_PORT, Cluster, Node
 from ternmq.testing.disk import SimulatedDisk
+from ternmq.wire.codes import RequestCode
 from ternmq.wire.layouts.raft_entry import ENTRY_HEADER_BYTES
 from ternmq.wire.record import pack_record, record_bytes
+from ternmq.wire.requests_admin import ChangeMembers
 from tests.raft.group import Group
 from tests.raft.member_simulation import MemberSimulation
 from tests.raft.memory_log import Entry
@@ -564,6 +575,46 @@ def test_a_learner_that_cannot_be_reached_does_not_vote_and_stops_nothing() -> N
         assert "n3 does not keep up yet" in told[0]
         await shop.sells()
         assert all(is_there(each) and node_of(each).core.members == Members(("n0", "n1", "n2")) for each in members)
+
+    run(23, story)
+
+
+def test_a_change_whose_answer_was_lost_is_made_once_and_told_as_made() -> None:
+    """P4: the tool asks again, and hears that n3 is a member already."""
+
+    async def story(cluster: Cluster) -> None:
+        members, _, _ = await a_selling_group(cluster)
+        learner = joining(cluster, members, 3)
+        await cluster.start(learner)
+        lost: list[ChangeMembers] = []
+        made: list[str] = []
+
+        async def change(node: Node) -> None:
+            async with Admin(config=node.client_config(), env=node.env) as admin:
+                node.is_ready()
+                ask = admin.raft._instance.ask
+
+                async def ask_and_lose(address: str, code: int, header: Any = None, *args: Any, **options: Any) -> Any:
+                    answer = await ask(address, code, header, *args, **options)
+                    if code == RequestCode.CHANGE_MEMBERS and header not in lost:
+                        lost.append(header)
+                        raise NetworkError("the connection was lost")
+                    return answer
+
+                with patch.object(admin.raft._instance, "ask", ask_and_lose):
+                    await admin.raft.add(f"n3-{learner.ip}:{RAFT_PORT}", wait_s=200)
+                    made.append("added")
+                    await admin.raft.remove("n3")
+                    made.append("removed")
+                    with pytest.raises(InvalidParameter, match="not a member"):
+                        await admin.raft.remove("n3")
+                    made.append("refused")
+                await node.stopping.wait()
+
+        await cluster.start(cluster.node("tool", change))
+        await until(lambda: len(made) == 3 or cluster.loop.failures)
+        cluster.loop.check()
+        assert 2 == len(lost)
 
     run(23, story)
 

@@ -143,20 +143,31 @@ class RaftAdmin:
     async def _change(self, name: str | None, change: ChangeMembers) -> None:
         """Ask the leader, for a while: there may be none for a moment, or one that was just elected, has another change
         under way, or does not know yet how far the others are."""
-        tries = _TRIES
+        tries, is_unsure = _TRIES, False
         while True:
             try:
                 leader = await self._leader(name)
                 await self._instance.ask(leader.address, RequestCode.CHANGE_MEMBERS, change, timeout_ms=_TRANSFER_MS)
             except InvalidParameter:
+                # What was asked for before, without an answer, may have been carried out.
+                if is_unsure and await self._is_made(leader, change):
+                    return
                 raise
             except TernError as error:
+                is_unsure = is_unsure or isinstance(error, NetworkError)
                 tries -= 1
                 if not tries or "not committed yet" in str(error):
                     raise
                 await asyncio.sleep(0.25)
             else:
                 return
+
+    async def _is_made(self, leader: BrokerInfo, change: ChangeMembers) -> bool:
+        status = await self._ask(leader)
+        if status is None:
+            return False
+        members = {f"{each.id}-{each.address}" for each in status.members}
+        return change.add in members if change.add else all(each.id != change.remove for each in status.members)
 
     async def _leader(self, name: str | None) -> BrokerInfo:
         masters = [broker for broker in await self._brokers.masters() if name in (None, broker.name)]
