@@ -37,7 +37,7 @@ async def in_a_loop(name_servers: str) -> None:
             break
 
 
-async def main(name_servers: str) -> None:
+async def main(name_servers: str = "127.0.0.1:9876") -> None:
     async with Producer("shop", name_servers=name_servers) as producer:
         await producer.send(Message("orders", b"one book", tags="new", sharding_key="order-1"))
         await producer.send(Message("orders", b"never mind", tags="cancelled", sharding_key="order-2"))

@@ -15,7 +15,7 @@ from ternmq import ConsumeContext, ConsumeResult, Message, Producer, PushConsume
 COUNT = 100
 
 
-async def main(name_servers: str) -> None:
+async def main(name_servers: str = "127.0.0.1:9876") -> None:
     saved: set[str] = set()
     complete = asyncio.Event()
 

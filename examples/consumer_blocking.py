@@ -43,7 +43,7 @@ def in_a_loop(name_servers: str) -> None:
     print("loop got", count)
 
 
-def main(name_servers: str) -> None:
+def main(name_servers: str = "127.0.0.1:9876") -> None:
     with SyncProducer("shop", name_servers=name_servers) as producer:
         for number in range(COUNT):
             producer.send(Message("parcels", f"parcel {number}".encode()))

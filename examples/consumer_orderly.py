@@ -19,7 +19,7 @@ ORDERS = [f"order-{number}" for number in range(10)]
 STEPS = ["created", "paid", "packed", "shipped"]
 
 
-async def main(name_servers: str) -> None:
+async def main(name_servers: str = "127.0.0.1:9876") -> None:
     history: dict[str, list[str]] = defaultdict(list)
     complete = asyncio.Event()
 

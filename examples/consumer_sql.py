@@ -12,7 +12,7 @@ import sys
 from ternmq import Message, Producer, PushConsumer, StartPosition, errors
 
 
-async def main(name_servers: str) -> None:
+async def main(name_servers: str = "127.0.0.1:9876") -> None:
     async with Producer("shop", name_servers=name_servers) as producer:
         for amount, region in ((3, "eu"), (12, "us"), (40, "eu"), (7, "eu")):
             properties = {"amount": str(amount), "region": region}

@@ -12,7 +12,7 @@ import sys
 from ternmq import Admin, ConsumeResult, Message, Producer, PushConfig, PushConsumer, ReceivedMessage, StartPosition
 
 
-async def main(name_servers: str) -> None:
+async def main(name_servers: str = "127.0.0.1:9876") -> None:
     async with Producer("shop", name_servers=name_servers) as producer:
         await producer.send(Message("bills", b"one book", keys="order-7"))
 

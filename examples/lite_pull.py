@@ -12,7 +12,7 @@ import sys
 from ternmq import LitePullConsumer, Message, Producer, StartPosition
 
 
-async def main(name_servers: str) -> None:
+async def main(name_servers: str = "127.0.0.1:9876") -> None:
     async with Producer("shop", name_servers=name_servers) as producer:
         for number in range(50):
             await producer.send(Message("clicks", f"click {number}".encode()))

@@ -27,7 +27,7 @@ class Database:
         self.rows.append(row)
 
 
-async def main(name_servers: str) -> None:
+async def main(name_servers: str = "127.0.0.1:9876") -> None:
     async with Producer("shop", name_servers=name_servers) as producer:
         for text in ("one", "poison", "two", "three"):
             await producer.send(Message("outage-orders", text.encode()))

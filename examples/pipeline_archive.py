@@ -16,7 +16,7 @@ from ternmq.spark.pipelines.replay import Selection, replay
 from ternmq.spark.session import session
 
 
-def main(name_servers: str) -> None:
+def main(name_servers: str = "127.0.0.1:9876") -> None:
     with SyncProducer("shop", name_servers=name_servers) as producer:
         for number in range(40):
             tags = "new" if number % 4 else "paid"

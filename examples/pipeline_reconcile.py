@@ -42,7 +42,7 @@ def trade(name_servers: str) -> list[str]:
     return sold
 
 
-def main(name_servers: str) -> None:
+def main(name_servers: str = "127.0.0.1:9876") -> None:
     sold = trade(name_servers)
     spark = session(name="reconcile")
     sides = Sides(spark, "book-orders", name_servers=name_servers, by="keys")

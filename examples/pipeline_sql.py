@@ -24,7 +24,7 @@ FROM orders GROUP BY customer, window(at, '1 minute') HAVING sum(amount) > 100;
 """
 
 
-def main(name_servers: str) -> None:
+def main(name_servers: str = "127.0.0.1:9876") -> None:
     with SyncProducer("shop", name_servers=name_servers) as producer:
         # The topic of alerts is created by its first message; the pipeline writes only to an existing topic.
         producer.send(Message("book_alerts", json.dumps({"customer": "nobody", "spent": 0}).encode()))

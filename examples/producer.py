@@ -12,7 +12,7 @@ import sys
 from ternmq import Message, Producer, by_hash, split_batch
 
 
-async def main(name_servers: str) -> None:
+async def main(name_servers: str = "127.0.0.1:9876") -> None:
     async with Producer("shop", name_servers=name_servers) as producer:
         # Awaited: when it returns, the broker has stored the message.
         receipt = await producer.send(Message("orders", b"one book", tags="new", keys="order-1"))

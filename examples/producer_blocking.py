@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from ternmq import Message, SendReceipt, SyncProducer
 
 
-def main(name_servers: str) -> None:
+def main(name_servers: str = "127.0.0.1:9876") -> None:
     with SyncProducer("shop", name_servers=name_servers) as producer:
 
         def send(number: int) -> SendReceipt:

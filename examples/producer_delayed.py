@@ -12,7 +12,7 @@ import sys
 from ternmq import Message, Producer, PushConsumer, StartPosition
 
 
-async def main(name_servers: str) -> None:
+async def main(name_servers: str = "127.0.0.1:9876") -> None:
     async with Producer("shop", name_servers=name_servers) as producer:
         await producer.send(Message("reminders", b"pay now", delay_level=2))  # in 5 s
         await producer.send(Message("reminders", b"thank you", delay_level=1))  # in 1 s

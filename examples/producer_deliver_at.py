@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from ternmq import Message, Producer, PushConsumer, StartPosition
 
 
-async def main(name_servers: str) -> None:
+async def main(name_servers: str = "127.0.0.1:9876") -> None:
     async with Producer("shop", name_servers=name_servers) as producer:
         # The broker counts a delay from when it gets the message; a moment must have a time zone.
         await producer.send(Message("invitations", b"the door opens", delay=timedelta(milliseconds=1500)))

@@ -21,7 +21,7 @@ class Count(SendHook):
         self.requests += context.receipt is not None
 
 
-async def main(name_servers: str) -> None:
+async def main(name_servers: str = "127.0.0.1:9876") -> None:
     config = ProducerConfig(auto_batch=True, send_timeout_ms=10_000, compression="ZLIB")
     count = Count()
     async with Producer("shop", name_servers=name_servers, config=config, hooks=[count]) as producer:

@@ -12,7 +12,7 @@ import sys
 from ternmq import Admin, Message, Producer, ReceivedMessage, ShareConsumer, StartPosition
 
 
-async def main(name_servers: str) -> None:
+async def main(name_servers: str = "127.0.0.1:9876") -> None:
     async with Admin(name_servers) as admin:
         await admin.topics.create("scans", queues=1)
 

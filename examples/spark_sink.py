@@ -15,7 +15,7 @@ from ternmq import SyncAdmin
 from ternmq.spark.session import session
 
 
-def main(name_servers: str) -> None:
+def main(name_servers: str = "127.0.0.1:9876") -> None:
     with SyncAdmin(name_servers) as admin:
         for topic in ("parcels", "heavy-parcels", "express-parcels"):
             admin.topics.create(topic, queues=4)

@@ -12,7 +12,7 @@ import sys
 from ternmq import Admin, Message, Producer, PushConsumer, ReceivedMessage, StartPosition
 
 
-async def main(name_servers: str) -> None:
+async def main(name_servers: str = "127.0.0.1:9876") -> None:
     done = asyncio.Event()
 
     async def bill(_: ReceivedMessage) -> None:
