@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
@@ -59,28 +58,31 @@ class DjangoDatabase:
 
     async def run(self, work: Callable[[Execute], T], *, is_single: bool = False) -> T:
         """Do ``work`` in one transaction, and commit it; a single statement needs none. Raises ``OutboxFailed``."""
-        return await self._thread.run(self._run, work, is_single)
-
-    def _run(self, work: Callable[[Execute], T], is_single: bool) -> T:
-        connection = connections[self.alias]
         for left in reversed(range(CONFLICTS_MAX)):
-            try:
-                connection.close_if_unusable_or_obsolete()
-                # Django commits each statement by itself, unless the settings of the database say otherwise.
-                if is_single and connection.get_autocommit():
-                    return work(executing(connection))
-                with transaction.atomic(using=self.alias):
-                    return work(executing(connection))
-            except Error as error:
-                if left and is_conflict(error.__cause__):
-                    if self.table.dialect is Dialect.SQLITE:
-                        # It does not wait where this transaction has read, and another one has written.
-                        time.sleep(_PAUSE_S * 2 ** (CONFLICTS_MAX - 1 - left))
-                    continue
-                self.check_exists_if_possible()
-                connection.close()
-                raise self.failed(error) from error
+            done = await self._thread.run(self._run, work, is_single, left > 0)
+            if done is not None:
+                return done[0]
+            if self.table.dialect is Dialect.SQLITE:
+                # It does not wait where this transaction has read, and another one has written.
+                await asyncio.sleep(_PAUSE_S * 2 ** (CONFLICTS_MAX - 1 - left))
         raise AssertionError("the last attempt returns or raises")
+
+    def _run(self, work: Callable[[Execute], T], is_single: bool, may_repeat: bool) -> tuple[T] | None:
+        """What ``work`` returns; None if another transaction went first, and this one may be done again."""
+        connection = connections[self.alias]
+        try:
+            connection.close_if_unusable_or_obsolete()
+            # Django commits each statement by itself, unless the settings of the database say otherwise.
+            if is_single and connection.get_autocommit():
+                return (work(executing(connection)),)
+            with transaction.atomic(using=self.alias):
+                return (work(executing(connection)),)
+        except Error as error:
+            if may_repeat and is_conflict(error.__cause__):
+                return None
+            self.check_exists_if_possible()
+            connection.close()
+            raise self.failed(error) from error
 
     def check_exists_if_possible(self) -> None:
         """As ``check_exists``, but nothing if the database cannot tell."""
