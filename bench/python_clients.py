@@ -342,7 +342,7 @@ async def confluent_latency(run: Run) -> None:
             message = consumer.poll(1.0)
             if message is not None:
                 assert message.error() is None, message.error()
-                run.timed(message.value(), arrived)
+                run.timed(message.value() or b"", arrived)
         consumer.close()
 
     async def send(body: bytes) -> None:
