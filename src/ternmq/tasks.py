@@ -94,8 +94,8 @@ async def to_its_end(function: Callable[[], T], *, undo: Callable[[T], object] =
 
 
 def contained(function: Callable[P, T]) -> Callable[P, T]:
-    """``function`` for a thread of ours. A SystemExit there is for nobody, but raised to the task that awaits the
-    thread, it would end the loop; and a cancellation would end the task. Both become a ``RuntimeError``."""
+    """``function`` for a thread of ours. A SystemExit would pass to the task that awaits it, and end the loop; a
+    cancellation would end the task. Both become a ``RuntimeError``."""
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         try:

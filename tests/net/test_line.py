@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import select
 import socket
 import ssl
 import struct
@@ -109,10 +108,7 @@ def call(line: CallLine, body: bytes = b"x", *, until: float | None = None) -> t
 
 
 def wait_readable(line: CallLine) -> None:
-    # Not ``select``, which takes no descriptor beyond 1,023.
-    ready = select.poll()
-    ready.register(line._socket, select.POLLIN)
-    assert ready.poll(LONG_S * 1_000)
+    assert line._readable.poll(LONG_S * 1_000)
 
 
 @pytest.mark.usefixtures("_reader")

@@ -338,7 +338,7 @@ class EngineDatabase:
         try:
             with self._plain.connect() as connection:
                 raw: Any = connection.connection.driver_connection
-                # Closed after this, not given back: nobody waits for it, and the pool may be gone by then.
+                # Closed after this, not given back: the pool may be disposed of meanwhile.
                 connection.detach()
                 copy = type(raw).connect(raw.info.dsn, password=raw.info.password, autocommit=True)
             try:

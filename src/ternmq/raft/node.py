@@ -158,7 +158,7 @@ class RaftNode:
         self._unled: Final = Waiters[bool]()
         self._unleased: Final = Waiters[None]()
         self._unturned: Final = Waiters[None]()
-        #: Set when the role changes, or nobody is to take it over.
+        #: Set when the role changes, or a transfer is over.
         self._changed = asyncio.Event()
         #: Until then entries are dropped unread: the disk was full, or they could not be taken.
         self._full_until = 0.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -497,9 +496,7 @@ async def test_a_line_that_the_broker_has_closed_costs_nothing() -> None:
                     asyncio.run_coroutine_threadsafe(_abort(noting.peers[-1]), loop).result(60)
                     connection = line.connection
                     assert connection is not None
-                    ready = select.poll()
-                    ready.register(connection._socket, select.POLLIN)
-                    ready.poll()
+                    connection._readable.poll()
                     before = len(noting.peers)
                     # With a fixed queue, nothing is tried twice.
                     assert SendStatus.OK is producer.send(order(), queue=queue).status

@@ -137,7 +137,7 @@ class BoundListener:
         try:
             context.result = self._checked(self._start(context))
         except BaseException as error:
-            # Also a SystemExit: in this thread it is for nobody, and it could end the loop, or one of its tasks.
+            # SystemExit, too: it does not end the program from here, but could end the loop, or one of its tasks.
             self._raised(context, error)
         if self._hooks:
             self._tell("after_consume", context)

@@ -2,7 +2,7 @@
 
 What was fetched and is not settled counts as long as it is ours: a lot whose time is over makes room, too. But for what
 still waits for the application then: it is in memory, and more of it would be fetched each time. All of it would also
-come back again and again, until it is a dead letter that nobody has seen.
+come back again and again, and become a dead letter that the application has never seen.
 """
 
 from __future__ import annotations

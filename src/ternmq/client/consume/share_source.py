@@ -160,8 +160,8 @@ class ShareSource:
                     if clock.monotonic() >= deadline:
                         break
         finally:
-            # Too late; or something went wrong, a thread that did not start, say. Nobody would settle them, and nothing
-            # behind them could be confirmed.
+            # The time is over, or there was an error: a thread may not have started. Left as they are, they would never
+            # be settled, and nothing behind them could be confirmed.
             self._given.drop(reply.life, [number for number, _ in numbered])
 
     @property

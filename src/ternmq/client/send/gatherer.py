@@ -109,7 +109,7 @@ class Gatherer:
             else:
                 self._send_each(deque(zip(messages, waiters, strict=True)), key, opened_ms)
         except Exception as error:
-            # Whatever it is: nobody else would tell those who wait.
+            # Any error: the callers that wait would not hear of it otherwise.
             self._held.ended(key)
             _fail(waiters, error)
         else:
