@@ -8,7 +8,12 @@ and a client converts that response to the same class again (``refused``).
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
+
+import msgspec
+
+#: What msgspec's decoders raise for bytes that are damaged or hostile: no such form, no UTF-8, too deep.
+UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class TernError(Exception):

@@ -15,6 +15,7 @@ from ternmq.admin import Admin
 from ternmq.errors import (
     BrokerRefused,
     CallTimeout,
+    CorruptFile,
     InvalidParameter,
     NetworkError,
     NotMaster,
@@ -24,6 +25,7 @@ from ternmq.errors import (
 from ternmq.raft.group import Members
 from ternmq.raft.log import RaftLog
 from ternmq.raft.membership import MEMBERS_FLAG, Change, ListedMember, Membership, pack_body, peers_in
+from ternmq.store.disk.file_disk import FileDisk
 from ternmq.store.log.draft import Draft
 from ternmq.store.store import MessageStore
 from ternmq.testing.cluster import RAFT_PORT, Cluster, Node
@@ -759,3 +761,12 @@ class _Storm:
                     await group.remove(chance.choice([name for name in members.voters if nodes[name] is not leader]))
                 case "transfer":
                     await node_of(leader).transfer(chance.choice(members.voters))
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"{", b'[{"unknown":' + b"[" * 100_000])
+def test_a_file_of_members_that_cannot_be_read_is_told_with_the_cure(tmp_path: Path, data: bytes) -> None:
+    """P1: also one that is nested too deep."""
+    path = tmp_path / "members"
+    path.write_bytes(data)
+    with pytest.raises(CorruptFile, match="it gets the log from the group"):
+        Membership(FileDisk(), path).load(first_index=0, has=lambda _: True)

@@ -10,7 +10,7 @@ import msgspec
 
 from ternmq.admin.brokers import BrokerAdmin, BrokerInfo
 from ternmq.client.connect.instance import ClientInstance
-from ternmq.errors import BrokerRefused, NetworkError, RemoteProtocolError, RequestNotSupported
+from ternmq.errors import UNREADABLE, BrokerRefused, NetworkError, RemoteProtocolError, RequestNotSupported
 from ternmq.wire.bodies.codec import encode
 from ternmq.wire.bodies.users import AclBody, PolicyBody, PolicyEntryBody, UserBody
 from ternmq.wire.codes import RequestCode
@@ -204,5 +204,5 @@ def _decoded(data: bytes, kind: type[T]) -> T | None:
         return None
     try:
         return msgspec.json.decode(data, type=kind)
-    except (ValueError, RecursionError) as error:  # msgspec's errors, and invalid UTF-8
+    except UNREADABLE as error:
         raise RemoteProtocolError(f"the broker's answer cannot be read: {error}") from None

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from ternmq.config import check_factories
-from ternmq.errors import ConfigError
+from ternmq.errors import UNREADABLE, ConfigError
 from ternmq.net.limits import Limits
 from ternmq.net.tls import ClientAuth, LiveTls, ServerTls, TlsConfig, TlsMode
 
@@ -176,7 +176,7 @@ def _pair(setting: str, text: str, first: str, second: str) -> tuple[str, str] |
     try:
         values = msgspec.json.decode(text, type=dict[str, str])
         return values[first], values[second]
-    except (ValueError, KeyError):
+    except (*UNREADABLE, KeyError):
         # The value has a secret, and is not repeated.
         raise ConfigError(f'invalid {setting}: expected {{"{first}": "…", "{second}": "…"}}') from None
 

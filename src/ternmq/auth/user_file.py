@@ -19,7 +19,7 @@ import msgspec
 from ternmq.auth.acl_files import open_regular, replace_file
 from ternmq.auth.policies import Policies, PolicyEntry, PolicyType
 from ternmq.auth.users import User, UserRules, UserStatus, UserType
-from ternmq.errors import ConfigError
+from ternmq.errors import UNREADABLE, ConfigError
 
 if TYPE_CHECKING:
     from cryptography.fernet import Fernet
@@ -66,7 +66,7 @@ class UserFile:
         try:
             stored = msgspec.json.decode(data, type=StoredUsers)
             return UserRules({user.username: _user(user, cipher) for user in stored.users})
-        except (ValueError, RecursionError, ConfigError) as error:  # msgspec's errors, and invalid UTF-8
+        except (*UNREADABLE, ConfigError) as error:
             raise ConfigError(f"cannot use {self._path}: {error}; restore it from a backup") from None
 
     def save(self, rules: UserRules) -> None:

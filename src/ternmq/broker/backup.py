@@ -24,7 +24,7 @@ from ternmq.broker.broker import Broker
 from ternmq.broker.config import BrokerConfig
 from ternmq.config import Settings
 from ternmq.env import Env
-from ternmq.errors import ConfigError, CorruptFile, NetworkError, ServiceNotAvailable, StoreError
+from ternmq.errors import UNREADABLE, ConfigError, CorruptFile, NetworkError, ServiceNotAvailable, StoreError
 from ternmq.files import SYSTEM_FILES
 from ternmq.replication.config import BrokerRole, ReplicationConfig
 from ternmq.replication.slave import SlaveState
@@ -202,7 +202,7 @@ def read_note(directory: Path, *, even_incomplete: bool = False) -> BackupNote:
         raise StoreError(f"{directory} is not a backup: it has no {NOTE}; make one with `tern backup create`") from None
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror}") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise CorruptFile(f"{path} is damaged: {error}; make the backup again", path=str(path)) from None
     if note.version != _VERSION:
         raise StoreError(f"{path} is of version {note.version}; use a newer TernMQ, this one reads version {_VERSION}")

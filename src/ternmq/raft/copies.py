@@ -19,7 +19,7 @@ from zlib import crc32
 
 import msgspec
 
-from ternmq.errors import RemoteProtocolError, StoreError
+from ternmq.errors import UNREADABLE, RemoteProtocolError, StoreError
 from ternmq.raft.membership import Change
 from ternmq.raft.wire import pack_frame
 from ternmq.store.disk.base import Disk
@@ -112,7 +112,7 @@ def unpack_ask(body: bytes) -> Ask:
         raise RemoteProtocolError(f"a question for files has {len(body)} bytes; expected at most {ASK_BYTES_MAX}")
     try:
         return _asks.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise RemoteProtocolError(f"a question for files is not valid: {error}") from None
 
 
@@ -123,7 +123,7 @@ def unpack_answer(body: bytes) -> tuple[FillingAnswer, bytes]:
         if size > len(body) - _LENGTH.size:
             raise RemoteProtocolError("an answer with bytes of a file is cut short")
         answer = _answers.decode(body[_LENGTH.size : _LENGTH.size + size])
-    except (struct.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (struct.error, *UNREADABLE) as error:
         raise RemoteProtocolError(f"an answer with bytes of a file is not valid: {error}") from None
     return answer, body[_LENGTH.size + size :]
 

@@ -46,7 +46,7 @@ from zlib import crc32
 
 import msgspec
 
-from ternmq.errors import ConfigError, CorruptFile, RemoteProtocolError, StoreError, TernError
+from ternmq.errors import UNREADABLE, ConfigError, CorruptFile, RemoteProtocolError, StoreError, TernError
 from ternmq.raft.copies import (
     ASK_KIND,
     CHUNK_BYTES,
@@ -120,7 +120,7 @@ class FillingPlaces:
             return None
         try:
             return _plans.decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise CorruptFile(
                 f"{self._note} cannot be read: {error}; move the directory of this member away and start it again: it "
                 "gets the log from the group",
@@ -445,7 +445,7 @@ class Filling:
             while (rest_bytes := opened.content_bytes - len(data)) > 0:
                 data += await self._chunk(leader, Ask(0, opened.copy, CONTENT, len(data)), rest_bytes)
             return opened.copy, _contents.decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise RemoteProtocolError(f"{leader} sent a description of its files that is not valid: {error}") from None
 
     async def _chunk(self, leader: str, ask: Ask, rest_bytes: int) -> bytes:

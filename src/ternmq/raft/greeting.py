@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from ternmq.errors import RemoteProtocolError
+from ternmq.errors import UNREADABLE, RemoteProtocolError
 from ternmq.wire.frame import TLS_SPOKEN, speaks_tls
 from ternmq.wire.requests import Int64
 
@@ -117,7 +117,7 @@ class TextReader:
         self._kept = b""
         try:
             return msgspec.json.decode(kept[at : at + size], type=self._kind), kept[at + size :]
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise RemoteProtocolError(f"a greeting is not valid: {error}") from None
 
 

@@ -27,7 +27,7 @@ from typing import Final
 import msgspec
 
 from ternmq import names
-from ternmq.errors import ConfigError, CorruptFile, CorruptRecord
+from ternmq.errors import UNREADABLE, ConfigError, CorruptFile, CorruptRecord
 from ternmq.net.endpoint import split_address
 from ternmq.raft.config import MEMBER_ID, MEMBERS_MAX, Member
 from ternmq.raft.group import Members
@@ -137,7 +137,7 @@ class Membership:
             changes = _changes.decode(data) if data is not None else ()
             for change in changes:
                 check_peers(change.members)
-        except (msgspec.MsgspecError, UnicodeDecodeError, ConfigError) as error:
+        except (*UNREADABLE, ConfigError) as error:
             raise CorruptFile(
                 f"{self._path} does not show the members of the group: {error}; move the directory of this member "
                 "away and start it again: it gets the log from the group",

@@ -26,7 +26,7 @@ from typing import Final
 
 import msgspec
 
-from ternmq.errors import NoPermission, RemoteProtocolError
+from ternmq.errors import UNREADABLE, NoPermission, RemoteProtocolError
 from ternmq.net import proof as proofs
 from ternmq.net.gate import CallingPeer, Gate
 from ternmq.replication.config import IpNetwork
@@ -61,7 +61,7 @@ def read_challenge(data: bytes) -> Challenge:
     """Raises ``RemoteProtocolError``."""
     try:
         return msgspec.json.decode(data, type=Challenge)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise RemoteProtocolError(f"the handshake of replication is not valid: {error}") from None
 
 
@@ -98,7 +98,7 @@ class Admission:
         """Raise ``NoPermission`` or ``RemoteProtocolError`` if this does not prove what was asked for."""
         try:
             proof = msgspec.json.decode(data, type=Proof)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise RemoteProtocolError(f"the proof of a slave is not valid: {error}") from None
         if self.gate is None:
             raise NoPermission("this master cannot check proofs; let the slave connect again")

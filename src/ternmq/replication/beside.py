@@ -23,7 +23,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from ternmq.errors import RemoteProtocolError, StoreError
+from ternmq.errors import UNREADABLE, RemoteProtocolError, StoreError
 from ternmq.replication.handshake import Refusal
 from ternmq.store.disk.base import Disk, PlainFile
 from ternmq.types import Buffer
@@ -72,7 +72,7 @@ def decode(data: bytes) -> Notice:
     """Raises ``RemoteProtocolError``."""
     try:
         return _decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise RemoteProtocolError(f"a notice of the master is not valid: {error}") from None
 
 

@@ -25,7 +25,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from ternmq.errors import RemoteProtocolError
+from ternmq.errors import UNREADABLE, RemoteProtocolError
 from ternmq.replication.epochs import EPOCHS_MAX, FILE_NAME, HEARD_MAX, Epoch, Epochs
 from ternmq.replication.history import Comparison, Sample
 from ternmq.wire.requests import Int64
@@ -109,7 +109,7 @@ def decode(data: bytes, kind: type[T]) -> T:
     """Raises ``RemoteProtocolError``."""
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise RemoteProtocolError(f"the handshake of replication is not valid: {error}") from None
 
 

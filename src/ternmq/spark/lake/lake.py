@@ -36,7 +36,7 @@ from typing import Final
 import msgspec
 
 from ternmq.env import Env
-from ternmq.errors import ConfigError, CorruptFile
+from ternmq.errors import UNREADABLE, ConfigError, CorruptFile
 from ternmq.files import SYSTEM_FILES, sync_directory
 from ternmq.message import MessageQueue
 from ternmq.spark.lake.covered import Covered, OffsetSpan
@@ -282,7 +282,7 @@ class Lake:
                     f"{FORMAT}; use the version that made it, or a new directory"
                 )
             return msgspec.json.decode(raw, type=_LakeState)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise CorruptFile(
                 f"{path} cannot be read ({error}); its data files are whole, but what they hold is not known; "
                 "restore it from a backup, or archive into a new directory",

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from ternmq.errors import UNREADABLE
 from ternmq.store.disk.base import Disk
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class DeletedTopics:
             return
         try:
             self._ends = msgspec.json.decode(data, type=dict[str, int])
-        except ValueError as error:  # msgspec's errors, and invalid UTF-8
+        except UNREADABLE as error:
             log.warning("deleted topics are not known", extra={"path": str(self._path), "error": str(error)})
 
     def add(self, topics: Iterable[str], *, log_end: int, log_min: int) -> None:
